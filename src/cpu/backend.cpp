@@ -131,7 +131,10 @@ const Kernels<double>& kernels<double>() {
   return tables().float64;
 }
 
-const PairKernels* pair_kernels() { return tables().pairs; }
+const PairKernels* pair_kernels(DType dtype) {
+  if (dtype == DType::kBFloat16) return tables().pairs;
+  return dtype == DType::kFloat16 ? tables().split_pairs : nullptr;
+}
 
 const IsaLoops& isa_loops() { return tables().loops; }
 

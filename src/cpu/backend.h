@@ -20,6 +20,8 @@
 
 namespace fulmen::cpu {
 
+struct PairKernels;
+
 // The plan of a simple call: that of an earlier call like it, or a new one. Throws what validate
 // throws. Thread safe.
 std::shared_ptr<const Plan> plan_of(const Request& request);
@@ -34,6 +36,9 @@ void scalar_backward(const Problem& problem);
 
 // Online softmax over key blocks, SIMD, threads; no allocation.
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace);
+// The same of a pass that splits no keys, with the products of pairs that are given; null: none.
+void tiled_forward(const Plan& plan, const Problem& problem, void* workspace,
+                   const PairKernels* pairs);
 // Of it, the passes with few rows and many keys (splits_keys): the keys are split among the
 // threads.
 void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace);

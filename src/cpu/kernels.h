@@ -46,6 +46,13 @@ struct View {
 // Two neighbours in bf16, the first in the low half.
 using Pair = u32;
 
+// The products whose sum is meant, of A + A[i] by B + B[i]: several where numbers are sums.
+struct TermOffsets {
+  i64 count = 1;
+  i64 A[4] = {};
+  i64 B[4] = {};
+};
+
 // C[i][n] = start + sum over k of A[i][k] B[k][n], k rising, one fused multiply-add each where the
 // instruction set has it. B comes in panels of `lanes` columns. Of Pairs, a step of depth is the
 // dot product of two.
@@ -64,6 +71,7 @@ struct Product {
   i64 C_row_stride;
   bool accumulates = false;         // start = C, else 0
   const Real* row_scale = nullptr;  // (rows): start = C[i][n] * row_scale[i]
+  TermOffsets terms = {};           // of Pairs alone
 };
 
 // The score of a block of pairs: map(dot) + addend. addend = -inf hides a pair.
@@ -210,17 +218,19 @@ struct Kernels {
   FewRowsKernels<Real, Real> few_rows;
 };
 
-// The steps in which bf16 is multiplied as it is, two products an instruction.
-// Such instructions take numbers below the normal ones for 0, and a hidden value of inf or NaN
-// would make a sum NaN: they are for blocks of ordinary numbers only, 0 or from 2^-64 to
-// 2^64 in magnitude. What they lose is then below 2^-126 in a sum of products with weights up
-// to 1.
+// The steps in which bf16 is multiplied as it is, two products an instruction; or f16 as sums of
+// two numbers of bf16, exactly. Such instructions take numbers below the normal ones for 0, and a
+// hidden value of inf or NaN would make a sum NaN: they are for blocks of ordinary numbers only, 0
+// or from 2^-64 to 2^64 in magnitude. What they lose is then below 2^-126 in a sum of products with
+// weights up to 1.
 struct PairKernels {
-  // out[row][d / 2] = elements d and d + 1, dims and columns up to a multiple of lanes filled with
-  // 0. Returns whether all are ordinary. source: bf16.
+  i64 terms;  // whose sum an element is: 1 of bf16, 2 of f16
+
+  // out[row][term][d / 2] = elements d and d + 1, dims and columns up to a multiple of lanes filled
+  // with 0. Returns whether all are ordinary. Terms are out_stride / terms apart.
   bool (*pack_columns)(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride);
 
-  // out[row / 2][d] = element d of rows `row` and row + 1; likewise.
+  // out[row / 2][term][d] = element d of rows `row` and row + 1; likewise.
   bool (*pack_rows)(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride);
 
   void (*transpose)(View<Pair> in, i64 rows, i64 dims, Pair* out, i64 panel_stride,
@@ -228,19 +238,29 @@ struct PairKernels {
 
   void (*multiply)(const Product<float, Pair>& product);
 
-  // As softmax of Kernels, but the weights become Pairs of keys, (keys / 2, stride), over the
-  // scores.
+  // As softmax of Kernels, but the weights become Pairs of keys, (keys / 2, terms, stride), over
+  // the scores.
   bool (*softmax)(const SoftmaxBlock<float>& block);
+
+  // What follows is of bf16 alone.
 
   // As gradient of Kernels, but P and dS become Pairs of rows, (rows / 2, stride), over the scores
   // and dP, and dS beside that Pairs of keys, dS_rows (rows, dS_stride).
-  void (*gradient)(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride);
+  void (*gradient)(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride) = nullptr;
 
-  FewRowsKernels<float, Pair> few_rows;
+  FewRowsKernels<float, Pair> few_rows = {};
 
   // Whether every row of sums is finite, and so large somewhere that what was lost below 2^-126 is
   // beyond its last digit. dims: a multiple of lanes.
-  bool (*are_ordinary)(View<float> sums, i64 rows, i64 dims);
+  bool (*are_ordinary)(View<float> sums, i64 rows, i64 dims) = nullptr;
+
+  // Whether outputs are to be multiplied as O^T = V^T P^T, in strips of rows: B is then the weights
+  // as softmax leaves them, and what is transposed is V, once for all strips.
+  bool transposes_outputs = false;
+
+  // C[i][n] *= scale[n]; columns: a whole number of vectors.
+  void (*scale_columns)(float* C, i64 C_row_stride, i64 rows, i64 columns,
+                        const float* scale) = nullptr;
 
   // Called by a thread before and after some calls of multiply; null: nothing to do.
   void (*enter)() = nullptr;
@@ -280,8 +300,9 @@ struct IsaLoops {
 template <class Real>
 const Kernels<Real>& kernels();
 
-// Null where the instruction set has no such instructions.
-const PairKernels* pair_kernels();
+// For elements of a type: bf16, and f16 as sums of two. Null for others, where the instruction set
+// has no such instructions, and where they do not pay.
+const PairKernels* pair_kernels(DType dtype);
 const IsaLoops& isa_loops();
 
 struct IsaTables {
@@ -289,6 +310,7 @@ struct IsaTables {
   Kernels<double> float64;
   IsaLoops loops;
   const PairKernels* pairs = nullptr;
+  const PairKernels* split_pairs = nullptr;
   bool (*works)() = nullptr;  // a check of the processor's own results; null: none is needed
 };
 

@@ -32,7 +32,7 @@ class Split {
         const SplitScratch<Real>& scratch, const HeadBlock& at, Interval kv_heads, i64 part)
       : problem_(problem),
         kernels_(kernels<Real>()),
-        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels() : nullptr),
+        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels(DType::kBFloat16) : nullptr),
         sizes_(sizes),
         shared_(shared),
         scratch_(scratch),

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cpu/backend.h"
+#include "cpu/forward_pairs.h"
 #include "cpu/key_rows.h"
 #include "cpu/pair_terms.h"
 #include "cpu/row_results.h"
@@ -26,10 +27,10 @@ template <class Real>
 class ForwardBlock {
  public:
   ForwardBlock(const Problem& problem, const TileSizes& sizes, const ForwardScratch<Real>& scratch,
-               const HeadBlock& at)
+               const HeadBlock& at, const PairKernels* pairs)
       : problem_(problem),
         kernels_(kernels<Real>()),
-        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels() : nullptr),
+        pairs_(problem, sizes, scratch, pairs),
         sizes_(sizes),
         scratch_(scratch),
         head_(at.head),
@@ -41,7 +42,7 @@ class ForwardBlock {
         owned_(rows_of_block(at.block, sizes.rows, sequence_.q_slot)) {}
 
   void run() {
-    const PairTask task(pairs_);
+    const PairTask task(pairs_.kernels());
     if (rows_.size() > 0) {
       start();
       const SeenKeys seen = seen_keys(problem_, sequence_, rows_);
@@ -51,6 +52,7 @@ class ForwardBlock {
         const Interval keys = clamped(first, first + columns, sequence_.shape.kv_len);
         if (terms_.kind(rows_, keys) != BlockKind::kEmpty) add_keys(keys, seen);
       }
+      transpose_outputs(false);
       results_.store(rows_, seen.some.size() > 0, {scratch_.O, sizes_.padded_dim_v},
                      scratch_.row_max, scratch_.row_sum, scratch_.rescale);
     }
@@ -66,7 +68,7 @@ class ForwardBlock {
 
   // Q^T in panels;  m = -inf, l = 0, O = 0
   void start() {
-    pairs_fit_ = pairs_ && load_query_pairs();
+    pairs_fit_ = pairs_.kernels() && pairs_.load_queries(queries(), rows_.size());
     if (!pairs_fit_) load_query_lanes();
     const RowState empty;
     std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
@@ -82,21 +84,10 @@ class ForwardBlock {
     has_query_lanes_ = true;
   }
 
-  // False where they are not all ordinary.
-  bool load_query_pairs() {
-    const i64 stride = sizes_.padded_dim_qk / 2;
-    const bool ordinary =
-        pairs_->pack_columns(queries(), rows_.size(), problem_.dim_qk, scratch_.Q_rows, stride);
-    if (ordinary) {
-      pairs_->transpose({scratch_.Q_rows, stride}, rows_.size(), dim_pairs(), scratch_.Q_pairs,
-                        dim_pairs() * kernels_.lanes, kernels_.lanes);
-    }
-    return ordinary;
-  }
-
   void load_keys(Interval keys) {
     keys_ = keys;
     in_pairs_ = pairs_fit_ && load_key_pairs();
+    transpose_outputs(in_pairs_ && pairs_.transposes_outputs());
     if (in_pairs_) return;
     if (!has_query_lanes_) load_query_lanes();
     K_ = key_rows(Array::kK, Reads::kElements, scratch_.K, sizes_.padded_dim_qk);
@@ -106,7 +97,10 @@ class ForwardBlock {
   void add_keys(Interval keys, const SeenKeys& seen) {
     load_keys(keys);
     if (seen.all.begin <= keys.begin && keys.end <= seen.all.end) {
-      add_pairs(rows_, keys, true);
+      const i64 at_once = pairs_.strip_rows();
+      for (i64 row = rows_.begin; row < rows_.end; row += at_once) {
+        add_pairs({row, min(row + at_once, rows_.end)}, keys, true);
+      }
     } else {
       add_visible_pairs();
     }
@@ -131,18 +125,19 @@ class ForwardBlock {
     return rows;
   }
 
-  bool load_key_pairs() {
-    return pairs_->pack_columns(keys_in(Array::kK, scratch_.K_copies), keys_.size(),
-                                problem_.dim_qk, scratch_.K_pairs, sizes_.padded_dim_qk / 2) &&
-           pairs_->pack_rows(keys_in(Array::kV, scratch_.V_copies), keys_.size(), problem_.dim_v,
-                             scratch_.V_pairs, sizes_.padded_dim_v);
+  bool load_key_pairs() const {
+    return pairs_.load_keys(keys_in(Array::kK, scratch_.K_copies),
+                            keys_in(Array::kV, scratch_.V_copies), keys_.size());
   }
 
   Source keys_in(Array array, void* copies) const {
     return keys_in_one(problem_, sequence_, array, kv_head_, keys_, copies);
   }
 
-  i64 dim_pairs() const { return ceil_div(problem_.dim_qk, i64{2}); }
+  void transpose_outputs(bool to_transposed) {
+    if (to_transposed != are_transposed_) pairs_.transpose_outputs(rows_.size(), to_transposed);
+    are_transposed_ = to_transposed;
+  }
 
   // The block's visible pairs where interval masks hide some, strip by strip of rows: the keys that
   // every row of the strip sees, and on both sides of them those that some do. Hidden keys cost
@@ -182,7 +177,7 @@ class ForwardBlock {
     // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
     const ScoreTerms<Real> terms = score_terms(rows, keys, !is_full || terms_.adds(kind));
     const bool rescales = softmax({.scores = scratch_.scores,
-                                   .stride = sizes_.padded_rows,
+                                   .stride = pairs_.score_stride(),
                                    .keys = keys.size(),
                                    .rows = rows.size(),
                                    .terms = terms,
@@ -198,17 +193,7 @@ class ForwardBlock {
     const i64 key = keys.begin - keys_.begin;
     if constexpr (kHasPairs) {
       if (in_pairs_) {
-        return pairs_->multiply({.rows = keys.size(),
-                                 .columns = rows.size(),
-                                 .depth = dim_pairs(),
-                                 .A = scratch_.K_pairs + key * (sizes_.padded_dim_qk / 2),
-                                 .A_row_stride = sizes_.padded_dim_qk / 2,
-                                 .A_depth_stride = 1,
-                                 .B = scratch_.Q_pairs + row * dim_pairs(),
-                                 .B_depth_stride = kernels_.lanes,
-                                 .B_panel_stride = dim_pairs() * kernels_.lanes,
-                                 .C = scratch_.scores,
-                                 .C_row_stride = sizes_.padded_rows});
+        return pairs_.multiply_scores(row, rows.size(), key, keys.size());
       }
     }
     kernels_.multiply({.rows = keys.size(),
@@ -221,34 +206,22 @@ class ForwardBlock {
                        .B_depth_stride = kernels_.lanes,
                        .B_panel_stride = problem_.dim_qk * kernels_.lanes,
                        .C = scratch_.scores,
-                       .C_row_stride = sizes_.padded_rows});
+                       .C_row_stride = pairs_.score_stride()});
   }
 
   bool softmax(const SoftmaxBlock<Real>& block) {
     if constexpr (kHasPairs) {
-      if (in_pairs_) return pairs_->softmax(block);
+      if (in_pairs_) return pairs_.kernels()->softmax(block);
     }
     return kernels_.softmax(block);
   }
 
   void add_values(Interval rows, Interval keys, const Real* addend, const Real* rescale) {
+    const i64 row = rows.begin - rows_.begin;
     const i64 key = keys.begin - keys_.begin;
-    Real* const O = scratch_.O + (rows.begin - rows_.begin) * sizes_.padded_dim_v;
     if constexpr (kHasPairs) {
       if (in_pairs_) {
-        return pairs_->multiply({.rows = rows.size(),
-                                 .columns = problem_.dim_v,
-                                 .depth = ceil_div(keys.size(), i64{2}),
-                                 .A = reinterpret_cast<const Pair*>(scratch_.scores),
-                                 .A_row_stride = 1,
-                                 .A_depth_stride = sizes_.padded_rows,
-                                 .B = scratch_.V_pairs + key / 2 * sizes_.padded_dim_v,
-                                 .B_depth_stride = sizes_.padded_dim_v,
-                                 .B_panel_stride = kernels_.lanes,
-                                 .C = O,
-                                 .C_row_stride = sizes_.padded_dim_v,
-                                 .accumulates = true,
-                                 .row_scale = rescale});
+        return pairs_.add_values(row, rows.size(), key, keys.size(), rescale);
       }
     }
     multiply_visible<Real>(kernels_,
@@ -257,15 +230,15 @@ class ForwardBlock {
                             .depth = keys.size(),
                             .A = scratch_.scores,
                             .A_row_stride = 1,
-                            .A_depth_stride = sizes_.padded_rows,
+                            .A_depth_stride = pairs_.score_stride(),
                             .B = V_.data + key * V_.stride,
                             .B_depth_stride = V_.stride,
                             .B_panel_stride = kernels_.lanes,
-                            .C = O,
+                            .C = scratch_.O + row * sizes_.padded_dim_v,
                             .C_row_stride = sizes_.padded_dim_v,
                             .accumulates = true,
                             .row_scale = rescale},
-                           {addend, 1, sizes_.padded_rows}, scratch_.finite_rows,
+                           {addend, 1, pairs_.score_stride()}, scratch_.finite_rows,
                            sizes_.padded_dim_v);
   }
 
@@ -286,7 +259,7 @@ class ForwardBlock {
     return terms_.map_scores({.scores = scratch_.scores,
                               .addend = has_addend ? scratch_.addend : nullptr,
                               .slope = nullptr,
-                              .stride = sizes_.padded_rows,
+                              .stride = pairs_.score_stride(),
                               .rows = keys.size(),
                               .columns = rows.size(),
                               .terms = terms},
@@ -295,12 +268,12 @@ class ForwardBlock {
 
   void turn_pairs(Interval rows, Interval keys, Real* lanes) {
     kernels_.transpose({scratch_.pair_rows, sizes_.padded_columns}, rows.size(), keys.size(), lanes,
-                       kernels_.lanes, sizes_.padded_rows);
+                       kernels_.lanes, pairs_.score_stride());
   }
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;
-  const PairKernels* pairs_;  // null where bf16 is not multiplied as it is
+  ForwardPairs<Real> pairs_;
   const TileSizes& sizes_;
   const ForwardScratch<Real>& scratch_;
   i64 head_;
@@ -315,10 +288,11 @@ class ForwardBlock {
   bool pairs_fit_ = false;  // all of Q is ordinary
   bool in_pairs_ = false;   // and so are the keys that are loaded
   bool has_query_lanes_ = false;
+  bool are_transposed_ = false;  // outputs so far
 };
 
 template <class Real>
-void forward(const Plan& plan, const Problem& problem, void* workspace) {
+void forward(const Plan& plan, const Problem& problem, void* workspace, const PairKernels* pairs) {
   const ForwardWorkspace<Real> memory(workspace, problem, plan.tile, plan.device.num_threads);
   i64* const first = memory.shared().q_blocks;
   const i64 blocks = number_blocks(problem, Side::kQuery, memory.sizes().rows, first);
@@ -326,7 +300,7 @@ void forward(const Plan& plan, const Problem& problem, void* workspace) {
   for_each_task(slots_for(plan, problem, num_tasks), num_tasks, [&](int slot, i64 task) {
     const ForwardScratch<Real> scratch = memory.scratch(slot);
     const HeadBlock at = head_by_head(problem, first, problem.heads_q, task);
-    ForwardBlock<Real>(problem, memory.sizes(), scratch, at).run();
+    ForwardBlock<Real>(problem, memory.sizes(), scratch, at, pairs).run();
   });
 }
 
@@ -334,8 +308,13 @@ void forward(const Plan& plan, const Problem& problem, void* workspace) {
 
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace) {
   if (splits_keys(problem)) return split_keys_forward(plan, problem, workspace);
-  problem.dtype == DType::kFloat64 ? forward<double>(plan, problem, workspace)
-                                   : forward<float>(plan, problem, workspace);
+  tiled_forward(plan, problem, workspace, pair_kernels(problem.kv_dtype()));
+}
+
+void tiled_forward(const Plan& plan, const Problem& problem, void* workspace,
+                   const PairKernels* pairs) {
+  problem.dtype == DType::kFloat64 ? forward<double>(plan, problem, workspace, nullptr)
+                                   : forward<float>(plan, problem, workspace, pairs);
 }
 
 }  // namespace fulmen::cpu

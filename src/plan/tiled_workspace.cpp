@@ -21,10 +21,13 @@ constexpr i64 kMostLanes = 32;  // float32 with AVX-512
 // matrices of a block in use.
 constexpr i64 kTileRows = 96;
 
-// Twice as many rows of long passes over 16-bit keys: a block of keys is packed or widened for a
-// task anew, which then is 2 to 5 % less of its time.
+// More rows of long passes over 16-bit keys: a block of keys is packed or widened for a task anew,
+// which with twice as many rows is 2 to 5 % less of its time. Four times as many where that leaves
+// tasks enough for the cores of most machines.
 constexpr i64 kWideTileRows = 2 * kTileRows;
+constexpr i64 kWidestTileRows = 4 * kTileRows;
 constexpr i64 kLeastWideRows = 1024;
+constexpr i64 kLeastWidestTasks = 12;
 
 constexpr i64 kForwardTileColumns = 128;
 constexpr i64 kBackwardTileColumns = 64;
@@ -38,6 +41,12 @@ constexpr i64 kSplitColumns = 1024;
 
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
 
+i64 forward_rows(const Problem& problem) {
+  if (size_bytes(problem.kv_dtype()) > 2 || problem.max_q < kLeastWideRows) return kTileRows;
+  const i64 blocks = most_blocks(problem, problem.q_rows, kWidestTileRows);
+  return blocks * problem.heads_q >= kLeastWidestTasks ? kWidestTileRows : kWideTileRows;
+}
+
 i64 num_q_rows(const Problem& problem) {
   return problem.batch_extent() * problem.heads_q * problem.q_rows;
 }
@@ -46,9 +55,16 @@ u32* take_pairs(Arena& arena, const Problem& problem, i64 elements) {
   return problem.kv_dtype() == DType::kBFloat16 ? arena.take<u32>(elements / 2) : nullptr;
 }
 
+// Where f16 is a sum of two of bf16.
+u32* take_terms(Arena& arena, const Problem& problem, i64 elements) {
+  return problem.kv_dtype() == DType::kFloat16 ? arena.take<u32>(elements)
+                                               : take_pairs(arena, problem, elements);
+}
+
+bool has_16_bits(const Problem& problem) { return size_bytes(problem.kv_dtype()) == sizeof(u16); }
+
 u16* take_copies(Arena& arena, const Problem& problem, i64 elements) {
-  const bool is_copied = problem.is_paged() && problem.kv_dtype() == DType::kBFloat16;
-  return is_copied ? arena.take<u16>(elements) : nullptr;
+  return problem.is_paged() && has_16_bits(problem) ? arena.take<u16>(elements) : nullptr;
 }
 
 char* take_steps(Arena& arena, const Problem& problem) {
@@ -91,11 +107,10 @@ i64 most_heads_together(const Problem& problem) {
 Tile tiled_tile(const Problem& problem, const CpuDevice&) {
   if (splits_keys(problem)) return {problem.max_q * problem.group_size(), kSplitColumns};
   const bool is_forward = problem.operation == Operation::kForward;
-  const i64 columns = is_forward ? kForwardTileColumns : kBackwardTileColumns;
-  const bool is_wide =
-      is_forward && size_bytes(problem.kv_dtype()) <= 2 && problem.max_q >= kLeastWideRows;
-  return {clamp<i64>(padded(problem.max_q), kMostLanes, is_wide ? kWideTileRows : kTileRows),
-          clamp<i64>(padded(problem.max_kv), kMostLanes, columns)};
+  return {
+      clamp<i64>(padded(problem.max_q), kMostLanes, is_forward ? forward_rows(problem) : kTileRows),
+      clamp<i64>(padded(problem.max_kv), kMostLanes,
+                 is_forward ? kForwardTileColumns : kBackwardTileColumns)};
 }
 
 size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device) {
@@ -116,7 +131,9 @@ TileSizes::TileSizes(const Problem& problem, Tile tile)
       padded_rows(padded(tile.rows)),
       padded_columns(padded(tile.columns)),
       padded_dim_qk(padded(problem.dim_qk)),
-      padded_dim_v(padded(problem.dim_v)) {}
+      padded_dim_v(padded(problem.dim_v)),
+      transposed_rows(ceil_div(tile.rows, kTransposedStripRows) * kTransposedStripRows),
+      transposed_pairs(padded(ceil_div(tile.columns, i64{2}))) {}
 
 i64 most_blocks(const Problem& problem, i64 side_rows, i64 block_rows) {
   if (!problem.packed.q) return problem.num_sequences * ceil_div(side_rows, block_rows);
@@ -146,10 +163,13 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       steps(take_steps(arena, problem)),
       K_copies(take_copies(arena, problem, sizes.columns * problem.dim_qk)),
       V_copies(take_copies(arena, problem, sizes.columns * problem.dim_v)),
-      Q_rows(take_pairs(arena, problem, sizes.rows * sizes.padded_dim_qk)),
-      Q_pairs(take_pairs(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
-      K_pairs(take_pairs(arena, problem, sizes.columns * sizes.padded_dim_qk)),
-      V_pairs(take_pairs(arena, problem, sizes.padded_columns * sizes.padded_dim_v)) {}
+      Q_rows(take_terms(arena, problem, sizes.rows * sizes.padded_dim_qk)),
+      Q_pairs(take_terms(arena, problem, sizes.padded_rows * sizes.padded_dim_qk)),
+      K_pairs(take_terms(arena, problem, sizes.columns * sizes.padded_dim_qk)),
+      V_pairs(take_terms(arena, problem, sizes.padded_columns * sizes.padded_dim_v)),
+      V_transposed(take_terms(arena, problem, 2 * sizes.transposed_pairs * problem.dim_v)),
+      O_transposed(has_16_bits(problem) ? arena.take<Real>(sizes.transposed_rows * problem.dim_v)
+                                        : nullptr) {}
 
 template <class Real>
 SplitScratch<Real>::SplitScratch(Arena& arena, const Problem& problem, const TileSizes& sizes)

@@ -50,10 +50,15 @@ struct TileSizes {
   i64 padded_columns;
   i64 padded_dim_qk;
   i64 padded_dim_v;
+  i64 transposed_rows;   // whole strips of rows whose outputs are turned
+  i64 transposed_pairs;  // pairs of keys of a column of V
 };
 
 // The most blocks of `block_rows` rows that the sequences of one side can make.
 i64 most_blocks(const Problem& problem, i64 side_rows, i64 block_rows);
+
+// Rows of a strip where outputs are transposed (cpu/forward_pairs.h).
+inline constexpr i64 kTransposedStripRows = 32;
 
 // One slot's scratch in the forward pass. Layouts are those of cpu/kernels.h.
 template <class Real>
@@ -75,14 +80,16 @@ struct ForwardScratch {
   Real* finite_rows;  // (columns, dim_v)
   char* steps;        // of an expression; null without one
 
-  // Of bf16, null for other types: keys of several pages, one behind the other, null without pages;
-  // and two numbers in 32 bits.
-  u16* K_copies;  // (columns, dim_qk)
-  u16* V_copies;  // (columns, dim_v)
-  u32* Q_rows;    // (rows, dim_qk / 2)
-  u32* Q_pairs;   // (dim_qk / 2, rows) in panels
-  u32* K_pairs;   // (columns, dim_qk / 2)
-  u32* V_pairs;   // (columns / 2, dim_v)
+  // Of types of 16 bits, null for others: keys of several pages, one behind the other, null without
+  // pages; and two numbers of bf16 in 32 bits, of f16 twice as many (cpu/kernels.h).
+  u16* K_copies;       // (columns, dim_qk)
+  u16* V_copies;       // (columns, dim_v)
+  u32* Q_rows;         // (rows, dim_qk / 2)
+  u32* Q_pairs;        // (dim_qk / 2, rows) in panels
+  u32* K_pairs;        // (columns, dim_qk / 2)
+  u32* V_pairs;        // (columns / 2, dim_v)
+  u32* V_transposed;   // (dim_v, columns / 2)
+  Real* O_transposed;  // (rows / kTransposedStripRows, dim_v, kTransposedStripRows)
 };
 
 // What all slots share in the forward pass.

@@ -21,7 +21,7 @@ class BlockLists : public testing::TestWithParam<unsigned> {};
 double allowed_for_lists(const Request& request, Array output) {
   const DType computed = request.arrays[Array::kQ].dtype;
   const bool rounds_weights =
-      output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels();
+      output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels(DType::kBFloat16);
   return 4 * tolerance(computed, rounds_weights ? computed : request.arrays[output].dtype);
 }
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tiles in plain C++, with the arithmetic of AMX-BF16: numbers below the normal ones are 0,
-// products of even and of odd elements are summed apart. The text of cpu/isa/pairs.h is
+// products of even and of odd elements are summed apart. The text of cpu/isa/tile_products.h is
 // compiled over them for two widths of vectors, so that it is tested on machines without such
 // instructions.
 #pragma once
@@ -14,6 +14,8 @@ namespace fulmen::cpu {
 // What a machine with AVX2, or with AVX-512, can run; panels of 16 and of 32 lanes.
 extern const PairKernels kEmulatedTilesAvx2;
 extern const PairKernels kEmulatedTilesAvx512;
+extern const PairKernels kEmulatedSplitAvx2;
+extern const PairKernels kEmulatedSplitAvx512;
 
 #if defined(__AVX2__)  // in the files that define them
 

@@ -3,11 +3,12 @@
 //
 // Emulated tiles beside the vectors of AVX2, whose flags tests/CMakeLists.txt gives this file.
 
-#include "cpu/isa/pairs.h"
+#include "cpu/isa/tile_products.h"
 #include "emulated_tiles.h"
 
 namespace fulmen::cpu {
 
 const PairKernels kEmulatedTilesAvx2 = with_tiles<EmulatedTiles>(kPairKernels);
+const PairKernels kEmulatedSplitAvx2 = with_tiles<EmulatedTiles>(kSplitPairKernels);
 
 }  // namespace fulmen::cpu

@@ -145,14 +145,18 @@ INSTANTIATE_TEST_SUITE_P(Types, FewRows,
                          testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16));
 
 TEST(FewRowsInPairs, AsTheyLie) {
-  if (!pair_kernels()) GTEST_SKIP() << "the instruction set in use has no products of bf16";
-  check(pair_kernels()->few_rows, DType::kBFloat16);
+  if (!pair_kernels(DType::kBFloat16))
+    GTEST_SKIP() << "the instruction set in use has no products of bf16";
+  check(pair_kernels(DType::kBFloat16)->few_rows, DType::kBFloat16);
 }
 
 TEST(FewRowsInPairs, KnowSumsThatLostNothing) {
-  if (!pair_kernels()) GTEST_SKIP() << "the instruction set in use has no products of bf16";
+  if (!pair_kernels(DType::kBFloat16))
+    GTEST_SKIP() << "the instruction set in use has no products of bf16";
   std::vector<float> sums(3 * 64, 1.0f);
-  const auto are_ordinary = [&] { return pair_kernels()->are_ordinary({sums.data(), 64}, 3, 64); };
+  const auto are_ordinary = [&] {
+    return pair_kernels(DType::kBFloat16)->are_ordinary({sums.data(), 64}, 3, 64);
+  };
   EXPECT_TRUE(are_ordinary());
   for (const float odd : {std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
     sums[64 + 63] = odd;

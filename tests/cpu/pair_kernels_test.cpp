@@ -21,7 +21,7 @@ class PairKernelTable : public testing::Test {
     if (!pairs_) GTEST_SKIP() << "the instruction set in use has no products of bf16";
   }
 
-  const PairKernels* pairs_ = pair_kernels();
+  const PairKernels* pairs_ = pair_kernels(DType::kBFloat16);
   const Kernels<float>& kernels_ = kernels<float>();
 };
 

@@ -122,8 +122,9 @@ TEST(TileProducts, EmulatedBesideVectorsOfAvx512) {
 #endif
 
 TEST(TileProducts, OfTheTableInUse) {
-  if (!pair_kernels()) GTEST_SKIP() << "the instruction set in use has no products of bf16";
-  check(*pair_kernels(), kernels<float>().lanes);
+  if (!pair_kernels(DType::kBFloat16))
+    GTEST_SKIP() << "the instruction set in use has no products of bf16";
+  check(*pair_kernels(DType::kBFloat16), kernels<float>().lanes);
 }
 
 }  // namespace

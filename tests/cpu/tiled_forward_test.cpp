@@ -25,7 +25,7 @@ void expect_agreement(RandomProblem& random, const Request& expected, unsigned s
     // Where bf16 is multiplied as it is, weights are rounded to it, whatever o is stored in.
     const DType computed = expected.arrays[Array::kQ].dtype;
     const bool rounds_weights =
-        output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels();
+        output == Array::kO && computed == DType::kBFloat16 && cpu::pair_kernels(DType::kBFloat16);
     const double allowed = tolerance(computed, rounds_weights ? computed : stored.dtype);
     EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
         << "seed " << seed << ", " << name(output);

@@ -5,8 +5,8 @@
 // AMX-BF16: the same, with products by tiles.
 // cmake/isa.cmake gives this file its own flags; backend.cpp picks its tables at run time.
 
-#include "cpu/isa/pairs.h"
 #include "cpu/isa/table.h"
+#include "cpu/isa/tile_products.h"
 #include "cpu/kernels.h"
 
 namespace fulmen::cpu {
@@ -51,6 +51,7 @@ struct AmxTiles {
 };
 
 constexpr PairKernels kAmxKernels = with_tiles<AmxTiles>(kPairKernels);
+constexpr PairKernels kAmxSplitKernels = with_tiles<AmxTiles>(kSplitPairKernels);
 
 // A product of small integers, of which every sum is exact, by tiles and by vectors.
 bool tiles_agree_with_vectors() {
@@ -108,7 +109,8 @@ i64 tile_products(i64 steps) {
 const IsaTables kTablesAvx512Bf16 = {table<float>("avx512bf16"), table<double>("avx512bf16"),
                                      with_products(pair_products), &kPairKernels};
 
-const IsaTables kTablesAmx = {table<float>("amx"), table<double>("amx"),
-                              with_products(tile_products), &kAmxKernels, tiles_agree_with_vectors};
+const IsaTables kTablesAmx = {
+    table<float>("amx"), table<double>("amx"), with_products(tile_products),
+    &kAmxKernels,        &kAmxSplitKernels,    tiles_agree_with_vectors};
 
 }  // namespace fulmen::cpu

@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels on pairs of bf16 numbers, for instruction sets that multiply them two at a time, with
-// float32 sums. Scores are S = Q K^T in pairs of dimensions, K as it lies in memory; outputs are
+// float32 sums; and of f16 as sums of two such numbers, worth it where products cost next to
+// nothing. Scores are S = Q K^T in pairs of dimensions, K as it lies in memory; outputs are
 // P V in pairs of keys, for which V's rows are interleaved and softmax writes its weights in pairs.
-// Products are by vectors, or by tiles.
+// Products are by vectors here; tile_products.h has those by tiles.
 #pragma once
 
+#include "cpu/isa/elements.h"
 #include "cpu/isa/few_row_scores.h"
 #include "cpu/isa/few_row_values.h"
 #include "cpu/isa/products.h"
@@ -18,18 +20,44 @@ namespace {
 constexpr i64 kHalfWidth = kVectorBytes / static_cast<i64>(sizeof(Half));
 typedef Half HalvesVector __attribute__((vector_size(kVectorBytes)));
 
-// Collects whether all numbers were 0 or from 2^-64 to 2^64.
-struct Ordinary {
+// How numbers of 16 bits become sums of bf16, and whether all of them were ordinary.
+
+// bf16: 0, or from 2^-64 to 2^64 in magnitude.
+struct BFloat16Terms {
+  static constexpr int kTerms = 1;
   static constexpr Half kLeast = (127 - 64) << 7;
   static constexpr Half kMost = (127 + 64) << 7;
   HalvesVector odd_ones{};
 
-  void add(HalvesVector bits) {
+  void split(HalvesVector bits, HalvesVector* terms) {
     const HalvesVector magnitude = bits & 0x7fff;
     // Below kLeast, the difference wraps and is large.
     odd_ones |= (HalvesVector)((magnitude - kLeast > Half(kMost - kLeast)) & (magnitude != 0));
+    terms[0] = bits;
   }
-  bool holds() const { return !any(odd_ones != 0); }
+  bool all_ordinary() const { return !any(odd_ones != 0); }
+};
+
+// f16: x = high + low exactly, for 11 digits are 8 and 3; neither inf nor NaN.
+struct Float16Terms {
+  static constexpr int kTerms = 2;
+  HalvesVector odd_ones{};
+
+  void split(HalvesVector bits, HalvesVector* terms) {
+    odd_ones |= (HalvesVector)((bits & 0x7c00) == 0x7c00);
+    Half numbers[kHalfWidth], high[kHalfWidth], low[kHalfWidth];
+    __builtin_memcpy(numbers, &bits, sizeof(bits));
+    for (i64 i = 0; i < kHalfWidth; i += kWidth<float>) {
+      const FloatVector x = widen_f16(numbers + i);
+      const HalvesOfFloats upper = rounded_halves(x);
+      __builtin_memcpy(high + i, &upper, sizeof(upper));
+      const HalvesOfFloats rest = rounded_halves(x - widen_bf16(high + i));
+      __builtin_memcpy(low + i, &rest, sizeof(rest));
+    }
+    __builtin_memcpy(&terms[0], high, sizeof(high));
+    __builtin_memcpy(&terms[1], low, sizeof(low));
+  }
+  bool all_ordinary() const { return !any(odd_ones != 0); }
 };
 
 // kHalfWidth elements of a row from d on; 0 from `dims` on.
@@ -49,34 +77,41 @@ inline HalvesVector load_halves(const Source& source, i64 row, i64 d, i64 dims) 
   return few;
 }
 
-inline bool pack_columns(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
-  Ordinary ordinary;
+template <class Terms>
+bool pack_columns(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
+  Terms numbers;
   for (i64 row = 0; row < rows; ++row) {
     for (i64 d = 0; d < dims; d += kHalfWidth) {
-      const HalvesVector bits = load_halves(source, row, d, dims);
-      ordinary.add(bits);
-      store(out + row * out_stride + d / 2, (Vector<u32>)bits);
+      HalvesVector terms[Terms::kTerms];
+      numbers.split(load_halves(source, row, d, dims), terms);
+      for (i64 term = 0; term < Terms::kTerms; ++term) {
+        Pair* const to = out + row * out_stride + term * (out_stride / Terms::kTerms);
+        store(to + d / 2, (Vector<u32>)terms[term]);
+      }
     }
   }
-  return ordinary.holds();
+  return numbers.all_ordinary();
 }
 
-inline bool pack_rows(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
+template <class Terms>
+bool pack_rows(const Source& source, i64 rows, i64 dims, Pair* out, i64 out_stride) {
   constexpr auto kAll = std::make_integer_sequence<int, kHalfWidth>();
-  Ordinary ordinary;
+  Terms numbers;
   for (i64 row = 0; row < rows; row += 2) {
-    Pair* const to = out + row / 2 * out_stride;
     for (i64 d = 0; d < dims; d += kHalfWidth) {
-      const HalvesVector first = load_halves(source, row, d, dims);
-      const HalvesVector second =
-          row + 1 < rows ? load_halves(source, row + 1, d, dims) : HalvesVector{};
-      ordinary.add(first);
-      ordinary.add(second);
-      store(to + d, (Vector<u32>)interleaved<0>(first, second, kAll));
-      store(to + d + kHalfWidth / 2, (Vector<u32>)interleaved<kHalfWidth / 2>(first, second, kAll));
+      HalvesVector first[Terms::kTerms], second[Terms::kTerms];
+      numbers.split(load_halves(source, row, d, dims), first);
+      numbers.split(row + 1 < rows ? load_halves(source, row + 1, d, dims) : HalvesVector{},
+                    second);
+      for (i64 term = 0; term < Terms::kTerms; ++term) {
+        Pair* const to = out + row / 2 * out_stride + term * (out_stride / Terms::kTerms) + d;
+        store(to, (Vector<u32>)interleaved<0>(first[term], second[term], kAll));
+        store(to + kHalfWidth / 2,
+              (Vector<u32>)interleaved<kHalfWidth / 2>(first[term], second[term], kAll));
+      }
     }
   }
-  return ordinary.holds();
+  return numbers.all_ordinary();
 }
 
 #if defined(__AVX512F__)
@@ -90,13 +125,21 @@ struct PairWeights : StoresWeights<float> {
 using PairWeights = StoresWeights<float>;
 #endif
 
+// As sums of kTerms numbers of bf16, of which all but the last leave what they rounded off.
+template <int kTerms>
 struct StoresPairs : PairWeights {
   using PairWeights::PairWeights;
   static constexpr i64 kKeys = 2;
   static void store_keys(const SoftmaxBlock<float>& block, i64 lane, i64 j,
                          const FloatVector* weights) {
-    Pair* const pairs = reinterpret_cast<Pair*>(block.scores);
-    store(pairs + lane + j / 2 * block.stride, pairs_of(weights[0], weights[1]));
+    Pair* const out = reinterpret_cast<Pair*>(block.scores) + lane + j / 2 * kTerms * block.stride;
+    FloatVector first = weights[0], second = weights[1];
+    for (i64 term = 0; term < kTerms; ++term) {
+      const Vector<u32> pairs = pairs_of(first, second);
+      store(out + term * block.stride, pairs);
+      first -= (FloatVector)(pairs << 16);
+      second -= (FloatVector)(pairs & 0xffff0000u);
+    }
   }
   static void store_lanes(float* row, i64 j, FloatVector weights) {
     const HalvesOfFloats halves = rounded_halves(weights);
@@ -144,10 +187,11 @@ void gradient_pairs_of(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_
         for (i64 past = block.keys - lane; past < kWidth<float>; ++past) row.dS[past] = 0;
       }
       store(dS + i / 2 * block.stride + lane, pairs_of(rows[0].dS, rows[1].dS));
-      StoresPairs::store_lanes(reinterpret_cast<float*>(dS_rows + i * dS_stride), lane, rows[0].dS);
+      StoresPairs<1>::store_lanes(reinterpret_cast<float*>(dS_rows + i * dS_stride), lane,
+                                  rows[0].dS);
       if (i + 1 == block.rows) continue;
-      StoresPairs::store_lanes(reinterpret_cast<float*>(dS_rows + (i + 1) * dS_stride), lane,
-                               rows[1].dS);
+      StoresPairs<1>::store_lanes(reinterpret_cast<float*>(dS_rows + (i + 1) * dS_stride), lane,
+                                  rows[1].dS);
     }
   }
 }
@@ -171,183 +215,25 @@ inline bool are_ordinary(View<float> sums, i64 rows, i64 dims) {
   return true;
 }
 
-constexpr PairKernels kPairKernels = {pack_columns,
-                                      pack_rows,
-                                      transpose<Pair>,
-                                      multiply<float, Pair>,
-                                      softmax_block<StoresPairs, float>,
-                                      gradient_pairs,
-                                      {arrange_rows<Pair>, dot_rows_of<InPairs>,
-                                       weigh_rows<StoresPairs, float>, add_rows_of<InPairs>},
-                                      are_ordinary};
+constexpr PairKernels kPairKernels = {
+    .terms = 1,
+    .pack_columns = pack_columns<BFloat16Terms>,
+    .pack_rows = pack_rows<BFloat16Terms>,
+    .transpose = transpose<Pair>,
+    .multiply = multiply<float, Pair>,
+    .softmax = softmax_block<StoresPairs<1>, float>,
+    .gradient = gradient_pairs,
+    .few_rows = {arrange_rows<Pair>, dot_rows_of<InPairs>, weigh_rows<StoresPairs<1>, float>,
+                 add_rows_of<InPairs>},
+    .are_ordinary = are_ordinary};
 
-// What a product has beside its first `rows` rows by its first `depth`, which are done.
-inline void multiply_beside(const Product<float, Pair>& product, i64 rows, i64 depth) {
-  Product<float, Pair> rest = product;
-  if (depth < product.depth) {
-    rest.rows = rows;
-    rest.depth = product.depth - depth;
-    rest.A += depth * product.A_depth_stride;
-    rest.B += depth * product.B_depth_stride;
-    rest.accumulates = true;
-    rest.row_scale = nullptr;
-    multiply<float, Pair>(rest);
-  }
-  if (rows < product.rows) {
-    rest = product;
-    rest.rows = product.rows - rows;
-    rest.A += rows * product.A_row_stride;
-    rest.C += rows * product.C_row_stride;
-    if (rest.row_scale) rest.row_scale += rows;
-    multiply<float, Pair>(rest);
-  }
-}
-
-// Products by an instruction on tiles, as AMX has it: 16 rows of 64 bytes, one multiplication of 16
-// x 32 by 32 x 16 numbers. A step of two by two sums takes two tiles of A and two of B for four
-// multiplications. What does not fill a tile, at the end of the rows or of the depth, is multiplied
-// by vectors. Tiles is the instruction set's, or for tests one in plain C++:
-//   configure(), release()                   before the first tile of a thread's task, and after
-//   zero<T>(), load<T>(rows, stride_bytes), store<T>(rows, stride_bytes)
-//   multiply_add<C, A, B>()                  C[i][n] += the dot products of pairs A[i][k] B[k][n]
-
-constexpr i64 kTile = 16;  // rows, and lanes of a row
-constexpr int kPanelTiles = kLanes<float> > kTile ? 2 : 1;
-
-constexpr i64 kStripRows = 2 * kTile;
-
-// Depth that is multiplied at once. Where A lies with its rows side by side (weights), so much of a
-// strip is transposed first: 8 KiB, read again for each panel of B.
-constexpr i64 kStripDepth = 64;
-
-// Rows of A, a row of 16 lanes every `stride`.
-struct Strip {
-  const Pair* A;
-  i64 stride;
-  i64 row;  // of C
-  i64 first;
-  i64 depth;  // in whole tiles
-};
-
-// C[i][j] is tile 2 i + j, A[i] 4 + i, B[j] 6 + j.
-template <class Tiles, int kRows, int kColumns>
-[[gnu::noinline]] void multiply_tiles(const Product<float, Pair>& product, const Strip& strip,
-                                      i64 panel) {
-  static_assert(kColumns * kTile <= kLanes<float>);
-  constexpr i64 kPairBytes = sizeof(Pair);
-  const i64 C_bytes = product.C_row_stride * kPairBytes;
-  float* const C = product.C + strip.row * product.C_row_stride + panel * kLanes<float>;
-  const auto C_tile = [&](i64 i, i64 j) {
-    return C + i * kTile * product.C_row_stride + j * kTile;
-  };
-  const bool starts_from_C = product.accumulates || strip.first > 0;
-  const auto start = [&]<int kI, int kJ>(std::integral_constant<int, kI>,
-                                         std::integral_constant<int, kJ>) {
-    if constexpr (kI < kRows && kJ < kColumns) {
-      if (starts_from_C) {
-        Tiles::template load<2 * kI + kJ>(C_tile(kI, kJ), C_bytes);
-      } else {
-        Tiles::template zero<2 * kI + kJ>();
-      }
-    }
-  };
-  constexpr std::integral_constant<int, 0> kFirst;
-  constexpr std::integral_constant<int, 1> kSecond;
-  start(kFirst, kFirst);
-  start(kFirst, kSecond);
-  start(kSecond, kFirst);
-  start(kSecond, kSecond);
-
-  const Pair* A = strip.A;
-  const Pair* B = product.B + panel * product.B_panel_stride + strip.first * product.B_depth_stride;
-  const Pair* const A_end = A + strip.depth;
-  const i64 A_bytes = strip.stride * kPairBytes;
-  const i64 B_bytes = product.B_depth_stride * kPairBytes;
-  const i64 A_rows = kTile * strip.stride;
-  const i64 B_step = kTile * product.B_depth_stride;
-  for (; A != A_end; A += kTile, B += B_step) {
-    Tiles::template load<4>(A, A_bytes);
-    Tiles::template load<6>(B, B_bytes);
-    Tiles::template multiply_add<0, 4, 6>();
-    if constexpr (kColumns > 1) {
-      Tiles::template load<7>(B + kTile, B_bytes);
-      Tiles::template multiply_add<1, 4, 7>();
-    }
-    if constexpr (kRows > 1) {
-      Tiles::template load<5>(A + A_rows, A_bytes);
-      Tiles::template multiply_add<2, 5, 6>();
-      if constexpr (kColumns > 1) Tiles::template multiply_add<3, 5, 7>();
-    }
-  }
-
-  Tiles::template store<0>(C_tile(0, 0), C_bytes);
-  if constexpr (kColumns > 1) Tiles::template store<1>(C_tile(0, 1), C_bytes);
-  if constexpr (kRows > 1) Tiles::template store<2>(C_tile(1, 0), C_bytes);
-  if constexpr (kRows > 1 && kColumns > 1) Tiles::template store<3>(C_tile(1, 1), C_bytes);
-}
-
-template <class Tiles, int kRows>
-void multiply_strip(const Product<float, Pair>& product, const Strip& strip) {
-  for (i64 panel = 0; panel * kLanes<float> < product.columns; ++panel) {
-    if (kPanelTiles > 1 && product.columns - panel * kLanes<float> > kTile) {
-      multiply_tiles<Tiles, kRows, kPanelTiles>(product, strip, panel);
-    } else {
-      multiply_tiles<Tiles, kRows, 1>(product, strip, panel);
-    }
-  }
-}
-
-// C[i] *= row_scale[i]
-inline void scale_rows(const Product<float, Pair>& product, i64 rows) {
-  for (i64 row = 0; row < rows; ++row) {
-    float* const C = product.C + row * product.C_row_stride;
-    const FloatVector scale = broadcast(product.row_scale[row]);
-    for (i64 n = 0; n < product.columns; n += kWidth<float>) store(C + n, load(C + n) * scale);
-  }
-}
-
-// The rows and the depth that fill tiles.
-template <class Tiles>
-void multiply_whole_tiles(const Product<float, Pair>& product, i64 rows, i64 depth) {
-  if (product.accumulates && product.row_scale) scale_rows(product, rows);
-  const bool transposes = product.A_depth_stride != 1;
-  alignas(64) Pair transposed[kStripRows * kStripDepth];
-  for (i64 row = 0; row < rows; row += kStripRows) {
-    const i64 count = min(kStripRows, rows - row);
-    for (i64 first = 0; first < depth; first += kStripDepth) {
-      const Pair* const A = product.A + row * product.A_row_stride + first * product.A_depth_stride;
-      Strip strip{A, product.A_row_stride, row, first, min(kStripDepth, depth - first)};
-      if (transposes) {
-        transpose<Pair>({A, product.A_depth_stride}, strip.depth, count, transposed, kLanes<Pair>,
-                        kStripDepth);
-        strip.A = transposed;
-        strip.stride = kStripDepth;
-      }
-      count > kTile ? multiply_strip<Tiles, 2>(product, strip)
-                    : multiply_strip<Tiles, 1>(product, strip);
-    }
-  }
-}
-
-// As multiply of products.h.
-template <class Tiles>
-void multiply_by_tiles(const Product<float, Pair>& product) {
-  const bool lies_in_rows = product.A_depth_stride == 1 || product.A_row_stride == 1;
-  const i64 rows = lies_in_rows ? product.rows / kTile * kTile : 0;
-  const i64 depth = product.depth / kTile * kTile;
-  if (rows == 0 || depth == 0) return multiply<float, Pair>(product);
-  multiply_whole_tiles<Tiles>(product, rows, depth);
-  multiply_beside(product, rows, depth);
-}
-
-// The kernels of an instruction set, with products by tiles.
-template <class Tiles>
-constexpr PairKernels with_tiles(PairKernels kernels) {
-  kernels.multiply = multiply_by_tiles<Tiles>;
-  kernels.enter = Tiles::configure;
-  kernels.leave = Tiles::release;
-  return kernels;
-}
+// The forward pass of f16.
+constexpr PairKernels kSplitPairKernels = {.terms = 2,
+                                           .pack_columns = pack_columns<Float16Terms>,
+                                           .pack_rows = pack_rows<Float16Terms>,
+                                           .transpose = transpose<Pair>,
+                                           .multiply = multiply<float, Pair>,
+                                           .softmax = softmax_block<StoresPairs<2>, float>};
 
 }  // namespace
 }  // namespace fulmen::cpu

@@ -5,6 +5,8 @@
 // register tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/isa/elements.h"
 #include "cpu/isa/vector.h"
 #include "cpu/kernels.h"
@@ -124,6 +126,10 @@ void transpose(View<Real> in, i64 rows, i64 dims, Real* out, i64 panel_stride, i
     for (i64 lane = 0; lane < kPanel; lane += kStep) {
       const View<Real> some{in.data + (first + lane) * in.stride, in.stride};
       const i64 count = present - lane < kStep ? present - lane : kStep;
+      if (count <= 0) {
+        for (i64 d = 0; d < dims; ++d) store(out + d * depth_stride + lane, Vector<Real>{});
+        continue;
+      }
       i64 d = count == kStep ? transpose_squares(some, dims, out + lane, depth_stride) : 0;
       for (; d < dims; ++d) {
         Real* const to = out + d * depth_stride + lane;
@@ -161,20 +167,23 @@ template <int kVectors, int kRows, class Real, class Element>
       if (product.row_scale) sum[i][v] *= product.row_scale[row + i];
     }
   }
-  const Element* A = product.A + row * product.A_row_stride;
-  const Element* B = product.B + panel * product.B_panel_stride;
-  for (i64 k = 0; k < product.depth; ++k) {
-    Vector<Element> b[kVectors];
+  constexpr bool kHasTerms = std::is_same_v<Element, Pair>;
+  for (i64 term = 0; term < (kHasTerms ? product.terms.count : 1); ++term) {
+    const Element* A = product.A + row * product.A_row_stride + product.terms.A[term];
+    const Element* B = product.B + panel * product.B_panel_stride + product.terms.B[term];
+    for (i64 k = 0; k < product.depth; ++k) {
+      Vector<Element> b[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) b[v] = load(B + v * kStep);
+      for (int v = 0; v < kVectors; ++v) b[v] = load(B + v * kStep);
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      const Vector<Element> a = broadcast(A[i * product.A_row_stride]);
+      for (int i = 0; i < kRows; ++i) {
+        const Vector<Element> a = broadcast(A[i * product.A_row_stride]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(a, b[v], sum[i][v]);
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(a, b[v], sum[i][v]);
+      }
+      A += product.A_depth_stride;
+      B += product.B_depth_stride;
     }
-    A += product.A_depth_stride;
-    B += product.B_depth_stride;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
