@@ -12,6 +12,7 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -108,10 +109,19 @@ ROWS = pairwise(
 )
 
 
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """New memory of torch holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 CHOSEN = ROWS if IS_FULL else ROWS[::2]
 
 
 @pytest.mark.parametrize("row", CHOSEN, ids=lambda row: " ".join(map(str, row.values())))
+@pytest.mark.usefixtures("poisoned")
 def test_ranks_together_are_one_call(row: dict[str, Any]) -> None:
     options, size = masks()[row["mask"]], row["size"]
     length = LENGTH
@@ -261,19 +271,27 @@ def test_a_compiled_function_breaks_its_graph_at_the_call() -> None:
         torch.testing.assert_close(x, y)
 
 
-def test_bshd_and_lse() -> None:
+def test_bshd_and_lse_with_its_gradient() -> None:
     whole = tensors(LENGTH)
-    o, lse = fulmen.attention(*whole[:3], causal=True, return_lse=True)
+    own = [x.clone().requires_grad_() for x in whole[:3]]
+    o, lse = fulmen.attention(*own, causal=True, return_lse=True)
+    dlse = torch.randn_like(lse)
+    expected = torch.autograd.grad((o, lse), own, (whole[3], dlse))
 
     def rank(transport: Any) -> Any:
-        cp = fd.context_parallel(transport, length=LENGTH, schedule="ring")
-        mine = [cp.shard(x, 2).transpose(1, 2) for x in whole[:3]]
+        how = {"schedule": "ring", "heads": 2} if transport.size == 4 else {"schedule": "gather"}
+        cp = fd.context_parallel(transport, length=LENGTH, **how)
+        mine = [cp.shard(x, 2).transpose(1, 2).detach().requires_grad_() for x in whole[:3]]
         part, sums = cp.attention(*mine, causal=True, layout="bshd", return_lse=True)
-        return cp.unshard(part, 1).transpose(1, 2), cp.unshard(sums, 2)
+        given = cp.shard(whole[3], 2).transpose(1, 2), cp.shard(dlse, 2)
+        found = torch.autograd.grad((part, sums), mine, given)
+        whole_o, *grads = (cp.unshard(x.detach(), 1).transpose(1, 2) for x in (part, *found))
+        return whole_o, cp.unshard(sums.detach(), 2), *grads
 
-    for part, sums in fd.in_process(2, rank):
-        torch.testing.assert_close(part, o)
-        torch.testing.assert_close(sums, lse)
+    for size in (2, 4):
+        for found in fd.in_process(size, rank):
+            for x, y in zip(found, (o, lse, *expected)):
+                torch.testing.assert_close(x, y.detach())
 
 
 REFUSED = {

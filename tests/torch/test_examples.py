@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from long_run import IS_FULL
+from long_run import IS_FULL, full
 
 import fulmen
 from fulmen.cli.main import main
@@ -51,6 +51,7 @@ def test_two_processes_attend_in_a_ring() -> None:
     assert "process 1" in done.stdout
 
 
+@full
 def test_two_processes_train_on_one_sequence() -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / "distributed/context_parallel.py")]

@@ -167,6 +167,17 @@ def overlap(parts: Sequence[Part]) -> bool:
     return any(after[0] < before[1] for before, after in zip(spans, spans[1:]))
 
 
+def gaps(spans: Sequence[Span], begin: int, end: int) -> Iterator[Span]:
+    """What between begin and end is in none of the spans."""
+    at = begin
+    for a, b in sorted(spans):
+        if at < min(a, end):
+            yield at, min(a, end)
+        at = max(at, b)
+    if at < end:
+        yield at, end
+
+
 def pairs_of(part: Part) -> int:
     """Visible pairs of a part, as its own options hide them."""
     n, m = part.rows[1] - part.rows[0], part.keys[1] - part.keys[0]

@@ -124,6 +124,7 @@ class Gather:
                 waiting = self._start([x[:, groups[index + 1][2]] for x in (k, v)])
             part = result.of_heads(of_q)
             part.attend(job.problem, heads, q[:, of_q], all_k, all_v, self.rows, self.keys)
+            part.end()
         o = result.finished(None if sinks is None else job.heads.of(sinks))
         return o, Saved(o, result.stats)
 
@@ -180,7 +181,7 @@ class Ring:
         self.rows = job.rows_of(job.rank)
         self.steps = ring_steps(job.problem, job.shards)
         self.every = [self._source(step) for step in range(self.steps)]
-        self.merges = merges(job.problem, self.rows, self.every)
+        self.merges = self.steps > 1 or merges(job.problem, self.rows, self.every)
 
     def _source(self, step: int) -> Side:
         size = self.job.transport.size
@@ -195,6 +196,7 @@ class Ring:
             own_k, own_v = (x[:, :, : keys.rows] for x in here)
             result.attend(job.problem, job.heads, q, own_k, own_v, self.rows, keys)
             here = here if arriving is None else arriving.wait()
+        result.end()
         o = result.finished(None if sinks is None else job.heads.of(sinks))
         return o, Saved(o, result.stats)
 

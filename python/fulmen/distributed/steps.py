@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fulmen
 
-from .parts import Heads, overlap, parts_of
+from .parts import Heads, gaps, overlap, parts_of
 
 if TYPE_CHECKING:
     from .problem import Problem, Side
@@ -39,9 +39,8 @@ class Result:
         self.dtype, self.merges = q.dtype, merges
         sums = sums_of(q.dtype)
         shape = q.shape[:-1]
-        self.o = q.new_zeros((*shape, dim_v), dtype=sums if merges else q.dtype)
-        self.stats = q.new_zeros((*shape, 2), dtype=sums)
-        self.stats[..., 0] = -torch.inf
+        self.o = q.new_empty((*shape, dim_v), dtype=sums if merges else q.dtype)
+        self.stats = q.new_empty((*shape, 2), dtype=sums)
         self._begun: list[tuple[int, int]] = []  # rows that have a part
 
     def attend(
@@ -64,6 +63,7 @@ class Result:
             if is_first:
                 self.stats[:, :, at] = found.stats
             else:
+                self._clear(*part.rows)
                 _merge(self.o[:, :, at], self.stats[:, :, at], found.o, found.stats)
             self._begun.append(part.rows)
 
@@ -73,8 +73,19 @@ class Result:
         found.o, found.stats, found._begun = self.o[:, heads], self.stats[:, heads], []
         return found
 
+    def _clear(self, begin: int, end: int) -> None:
+        """Makes rows that have no part yet rows that saw no key."""
+        for a, b in gaps(self._begun, begin, end):
+            self.o[:, :, a:b] = 0.0
+            self.stats[:, :, a:b, 0] = -torch.inf
+            self.stats[:, :, a:b, 1] = 0.0
+
+    def end(self) -> None:
+        """Says that no part comes any more."""
+        self._clear(0, self.o.shape[2])
+
     def finished(self, sinks: Tensor | None) -> Tensor:
-        """o in the type of q, with the sinks of its heads."""
+        """o in the type of q, with the sinks of its heads; every head has ended."""
         if not self.merges:
             return self.o
         if sinks is not None:
@@ -119,7 +130,8 @@ class Sums:
         """merges: a row may get several parts; else the only one is rounded once, by its call."""
         dtype = sums_of(q.dtype) if merges else q.dtype
         self.merges = merges
-        self.dq = torch.zeros_like(q, dtype=dtype, memory_format=torch.contiguous_format)
+        make = torch.zeros_like if merges else torch.empty_like
+        self.dq = make(q, dtype=dtype, memory_format=torch.contiguous_format)
         self.wanted = captures
         self.captures: dict[str, Tensor] = {}
 
@@ -129,7 +141,11 @@ class Sums:
         dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
         """Adds what the keys that are here give; dq, dk, dv are of the rows, keys and heads."""
-        for part in parts_of(rows.segments, keys.segments, problem.band, problem.may_join):
+        parts = parts_of(rows.segments, keys.segments, problem.band, problem.may_join)
+        if not self.merges:  # the only step: all parts of these rows are here
+            for a, b in gaps([part.rows for part in parts], 0, dq.shape[2]):
+                dq[:, :, a:b] = 0.0
+        for part in parts:
             options: Any = problem.options(part, rows, keys, heads)
             if problem.sinks is not None:
                 options["sinks"] = heads.of(problem.sinks)

@@ -110,14 +110,14 @@ class Group(Transport):
         found = x.new_empty((self.size, *x.shape))
         arguments = _bytes(found).flatten(), _bytes(x).flatten()
         start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return self._pending("gather", found, lambda: [start(*arguments, self.group, True)])
+        return self._pending("gather", found, lambda: [start(*arguments, self.group, True)], x)
 
     def exchange(self, x: Tensor) -> Pending:
         found = torch.empty_like(x)
         arguments = _bytes(found).flatten(1), _bytes(x).flatten(1)
         start = dist.all_to_all_single
         return self._pending(
-            "exchange", found, lambda: [start(*arguments, group=self.group, async_op=True)]
+            "exchange", found, lambda: [start(*arguments, group=self.group, async_op=True)], x
         )
 
     def shift(self, tensors: Sequence[Tensor], by: int) -> Pending:
@@ -126,7 +126,7 @@ class Group(Transport):
         to, source = (dist.get_global_rank(self.group, rank) for rank in (to, source))
         steps = [dist.P2POp(dist.isend, _bytes(x), to, self.group) for x in tensors]
         steps += [dist.P2POp(dist.irecv, _bytes(x), source, self.group) for x in found]
-        return self._pending("shift", found, lambda: dist.batch_isend_irecv(steps))
+        return self._pending("shift", found, lambda: dist.batch_isend_irecv(steps), tensors)
 
     def subset(self, ranks: Sequence[int]) -> Transport:
         members = [dist.get_global_rank(self.group, rank) for rank in ranks]
@@ -150,9 +150,11 @@ class Group(Transport):
             time.sleep(0.0005)
         return found.wait().cpu()
 
-    def _pending(self, name: str, result: Any, start: Callable[[], Sequence[Any]]) -> Pending:
+    def _pending(
+        self, name: str, result: Any, start: Callable[[], Sequence[Any]], sent: Any
+    ) -> Pending:
         try:
-            return _Works(self, name, result, start())
+            return _Works(self, name, result, start(), sent)
         except RuntimeError as error:
             raise DeviceError(self._late(name, str(error))) from error
 
@@ -170,10 +172,13 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 class _Works:
-    """Operations of torch.distributed, with what they write."""
+    """Operations of torch.distributed, with what they write, and read until they are waited for."""
 
-    def __init__(self, group: Group, name: str, result: Any, works: Sequence[Any]) -> None:
+    def __init__(
+        self, group: Group, name: str, result: Any, works: Sequence[Any], sent: Any
+    ) -> None:
         self.group, self.name, self.result, self.works = group, name, result, works
+        self.sent = sent
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
