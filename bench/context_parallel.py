@@ -31,6 +31,7 @@ except ImportError:
 
 import fulmen
 from fulmen.distributed import context_parallel
+from fulmen.distributed.transports import Group
 from fulmen.lab.benchmark.records import Run, write_lines
 
 HEADS, KV_HEADS, DIM = 64, 8, 128
@@ -140,6 +141,19 @@ def rates(bench, rows, heads):
         say("backward", "fulmen", f"{layout} {schedule}", seconds, per_pair * pairs)
 
 
+def links(bench):
+    """What travels: bytes gathered from all ranks, and passed on in a ring."""
+    transport = Group()
+    for mib in (32, 128) if bench.asked.device == "cuda" else (1,):
+        x = torch.zeros(mib << 20, dtype=torch.uint8, device=bench.device)
+        ways = {"gather": transport.gather, "shift": lambda x: transport.shift([x], 1)}
+        for name, start in ways.items():
+            seconds = bench.timed(lambda start=start, x=x: start(x).wait(), 0.2)
+            received = (dist.get_world_size() - 1 if name == "gather" else 1) * (mib << 20)
+            bench.say(op="link", implementation=name, mib=mib, p50_ms=1e3 * seconds,
+                      gbps=received / seconds / 1e9)  # fmt: skip
+
+
 def cases(bench, length, heads):
     """What is asked of calls, by name."""
     ids = torch.tensor([int(math.sqrt(row)) // 9 for row in range(length)],
@@ -195,6 +209,7 @@ def work(rank, asked, port):
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=asked.ranks)
     bench = Bench(asked, rank)
+    links(bench)
     for rows in asked.rows:
         rates(bench, rows, HEADS if on_gpu else 8)
     checks(bench, 4032 if on_gpu else 252, 16 if on_gpu else 8)

@@ -24,7 +24,8 @@ def test_two_gpus_give_the_results_of_one(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*-context-*.jsonl")
-    checks = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    checks = [record for record in records if record["op"] != "link"]
     assert len(checks) == 8 * 2 * 3
     assert {check["op"] for check in checks} == {"check"}
     wrong = [check for check in checks if not check["max_error"] < 0.02]
