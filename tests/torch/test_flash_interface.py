@@ -219,8 +219,9 @@ def test_the_functions_of_flash_attention_4() -> None:
     o, _ = flash_attn_4.flash_attn_varlen_func(*plain, seqused_k=used)
     torch.testing.assert_close(o[:1], fa2.flash_attn_func(*(x[:1, : (6, 3, 3)[i]]
                                for i, x in enumerate(plain))))  # fmt: skip
-    for name in ("qv", "score_mod", "block_sparse_tensors"):
-        with pytest.raises(fulmen.UnsupportedError, match=f"^{name} is given"):
+    nearest = {"qv": "", "score_mod": "compat.flex", "block_sparse_tensors": "a BlockMask"}
+    for name, said in nearest.items():
+        with pytest.raises(fulmen.UnsupportedError, match=f"^{name} is given.*{said}"):
             flash_attn_4.flash_attn_varlen_func(*plain, **{name: q})
     with pytest.raises(fulmen.UnsupportedError, match=r"\(-3, 5\)"):
         flash_attn_4.flash_attn_func(*plain, window_size=(-3, 5))

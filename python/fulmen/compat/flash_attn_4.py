@@ -24,10 +24,22 @@ __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
 Window = tuple["int | None", "int | None"]
 
 
+# Nearest calls: functions of CuTe cannot be read from outside of their compiler.
+_NEAREST = {
+    "score_mod": "; fulmen.compat.flex takes one of PyTorch's, score= of fulmen.attention a text",
+    "mask_mod": "; fulmen.compat.flex takes one of PyTorch's, mask= of fulmen.attention a text",
+    "block_sparse_tensors": "; fulmen.compat.flex takes a BlockMask",
+    "gather_kv_indices": "; fulmen.attention_mla takes indices",
+}
+
+
 def _refuse(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise UnsupportedError(f"{name} is given; fulmen.compat.flash_attn_4 takes None there")
+            nearest = _NEAREST.get(name, "")
+            raise UnsupportedError(
+                f"{name} is given; fulmen.compat.flash_attn_4 takes None there{nearest}"
+            )
 
 
 def _sides(window: Window) -> Window:
