@@ -42,6 +42,9 @@ PROGRAMS = {
 }
 NOT_ON_THE_EMULATOR = "-CompileKernels.*"
 TIMEOUT_SECONDS = 1200
+_DECLARATION = re.compile(
+    r"(?!return\b|else\b)(const )?[\w:]+(<[^;]*?>)?[ *&]+(const )?\w+(\[\w*\])*( = |\{)"
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,15 @@ class Fault:
         """Whole statements become branches of an `if`, anything else an expression's."""
         return _on_one_line(self.old).endswith((";", "}"))
 
+    def shape_error(self) -> str:
+        """What keeps the old text from being a branch; "" if nothing does."""
+        text = _on_one_line(self.old)
+        if self.is_statement and _DECLARATION.match(text):
+            return "its old text declares a name, which a branch would hide: take the expression"
+        if not self.is_statement and ";" in text:
+            return "its old text is neither an expression nor statements"
+        return ""
+
     @property
     def number(self) -> int:
         """Of the name alone, so that a new fault changes no other's text."""
@@ -87,6 +99,8 @@ def check(root: Path) -> list[Finding]:
         if fault.number in numbers:
             findings.append(Finding(str(FAULTS), 0, f"{fault.name} is there twice"))
         numbers.add(fault.number)
+        if wrong := fault.shape_error():
+            findings.append(Finding(str(FAULTS), 0, f"{fault.name}: {wrong}"))
         path = root / KERNELS / fault.file
         if not path.exists() or fault.place(path.read_text(encoding="utf-8")) < 0:
             said = f"{fault.name}: its old text is not in {KERNELS / fault.file} exactly once"

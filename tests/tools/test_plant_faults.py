@@ -67,5 +67,15 @@ def test_a_context_says_which_is_meant() -> None:
     assert TEXT[fault("n", "0", context="n < 3").place(TEXT) :].startswith("n < 3")
 
 
+def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
+    assert not fault("x[0] = f(a, b);", ";").shape_error()
+    assert not fault("for (auto x : all) { f(x); }", ";").shape_error()
+    for old in ("const int x = 3;", "u8* const page = f(a);", "Row<3> row{1};"):
+        assert "declares a name" in fault(old, ";").shape_error()
+    assert "neither" in fault("i = 0; i < n", "0").shape_error()
+    (finding, _) = sorted(map(str, plant_faults.check(tree(tmp_path, "i = 0; i < n"))))
+    assert "neither" in finding
+
+
 def test_the_list_fits_the_kernels() -> None:
     assert not plant_faults.check(plant_faults.ROOT)
