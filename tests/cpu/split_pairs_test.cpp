@@ -87,7 +87,7 @@ void expect_weights_of_16_digits(const PairKernels& kernels, i64 lanes) {
   }
 }
 
-void check(const PairKernels& kernels, i64 lanes) {
+void check_split(const PairKernels& kernels, i64 lanes) {
   ASSERT_EQ(kernels.terms, 2);
   expect_exact_sums(kernels);
   expect_weights_of_16_digits(kernels, lanes);
@@ -96,20 +96,20 @@ void check(const PairKernels& kernels, i64 lanes) {
 #if defined(__x86_64__)
 TEST(SplitPairs, BesideVectorsOfAvx2) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP();
-  check(kEmulatedSplitAvx2, 16);
+  check_split(kEmulatedSplitAvx2, 16);
 }
 
 TEST(SplitPairs, BesideVectorsOfAvx512) {
   if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) {
     GTEST_SKIP() << "the processor has no AVX-512";
   }
-  check(kEmulatedSplitAvx512, 32);
+  check_split(kEmulatedSplitAvx512, 32);
 }
 #endif
 
 TEST(SplitPairs, OfTheTableInUse) {
   if (!pair_kernels(DType::kFloat16)) GTEST_SKIP() << "the instruction set in use has no tiles";
-  check(*pair_kernels(DType::kFloat16), kernels<float>().lanes);
+  check_split(*pair_kernels(DType::kFloat16), kernels<float>().lanes);
 }
 
 }  // namespace
