@@ -235,5 +235,27 @@ constexpr PairKernels kSplitPairKernels = {.terms = 2,
                                            .multiply = multiply<float, Pair>,
                                            .softmax = softmax_block<StoresPairs<2>, float>};
 
+// What a product has beside its first `rows` rows by its first `depth`, which are done.
+inline void multiply_beside(const Product<float, Pair>& product, i64 rows, i64 depth) {
+  Product<float, Pair> rest = product;
+  if (depth < product.depth) {
+    rest.rows = rows;
+    rest.depth = product.depth - depth;
+    rest.A += depth * product.A_depth_stride;
+    rest.B += depth * product.B_depth_stride;
+    rest.accumulates = true;
+    rest.row_scale = nullptr;
+    multiply<float, Pair>(rest);
+  }
+  if (rows < product.rows) {
+    rest = product;
+    rest.rows = product.rows - rows;
+    rest.A += rows * product.A_row_stride;
+    rest.C += rows * product.C_row_stride;
+    if (rest.row_scale) rest.row_scale += rows;
+    multiply<float, Pair>(rest);
+  }
+}
+
 }  // namespace
 }  // namespace fulmen::cpu
