@@ -292,9 +292,7 @@ std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared, const Prob
   };
   for (const KernelLaunch& launch : prepared.decision->launches) add(launch.spec);
   if (!problem.has_caches()) return entries;
-  if (!problem.has_records()) {
-    for (const KernelSpec& spec : append_specs_of(problem.dtype, problem.kv_dtype())) add(spec);
-  }
+  for (const KernelSpec& spec : append_specs_of(problem.dtype, problem.kv_dtype())) add(spec);
   for (const KernelSpec& spec : merge_specs()) add(spec);
   return entries;
 }

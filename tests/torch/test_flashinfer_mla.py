@@ -9,7 +9,11 @@ import math
 import pytest
 import torch
 
-from fulmen.compat.flashinfer import BatchMLAPagedAttentionWrapper, append_paged_mla_kv_cache
+from fulmen.compat.flashinfer import (
+    BatchDecodeMlaWithPagedKVCacheWrapper,
+    BatchMLAPagedAttentionWrapper,
+    append_paged_mla_kv_cache,
+)
 from fulmen.errors import ArgumentError, UnsupportedError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -51,6 +55,43 @@ def test_appended_and_attended(causal: bool, device: str):
         torch.testing.assert_close(o[first:last].double(), wanted, atol=1e-5, rtol=1e-5)
         sums = s.logsumexp(-1) / math.log(2)
         torch.testing.assert_close(lse[first:last].double(), sums, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("window", "cap"), [(-1, None), (3, 2.0)])
+def test_decoding(window: int, cap: float | None, device: str):
+    indptr = torch.tensor([0, 3, 3, 5], dtype=torch.int32, device=device)
+    indices = torch.tensor([5, 0, 3, 2, 6], dtype=torch.int32, device=device)
+    last = torch.tensor([1, 0, 3], dtype=torch.int32, device=device)
+    cache = torch.randn(8, PAGE, LATENT + ROPE, device=device)
+    q = torch.randn(3, HEADS, LATENT + ROPE, device=device)
+    wrapper = BatchDecodeMlaWithPagedKVCacheWrapper(torch.empty(1, device=device))
+    wrapper.plan(indptr, indices, last, HEADS, LATENT, PAGE, SCALE, window, cap)
+    parts = (q[..., :LATENT], q[..., LATENT:], cache[..., :LATENT], cache[..., LATENT:])
+    o, lse = wrapper.run(*parts, return_lse=True)
+    for b, (pages, keys) in enumerate((([5, 0, 3], 9), ([], 0), ([2, 6], 7))):
+        rows = cache[pages].reshape(-1, LATENT + ROPE)[:keys].double()
+        s = torch.einsum("hd,kd->hk", q[b].double(), rows) * SCALE
+        s = s if cap is None else cap * torch.tanh(s / cap)
+        s = s[:, max(keys - 1 - window, 0) :] if window >= 0 else s
+        rows = rows[max(keys - 1 - window, 0) :] if window >= 0 else rows
+        wanted = s.softmax(-1) @ rows[:, :LATENT]
+        torch.testing.assert_close(o[b].double(), wanted, atol=1e-5, rtol=1e-5)
+        sums = s.logsumexp(-1) / math.log(2)
+        torch.testing.assert_close(lse[b].double(), sums, atol=1e-5, rtol=1e-5)
+
+
+def test_refusals_of_decoding():
+    wrapper = BatchDecodeMlaWithPagedKVCacheWrapper()
+    one = torch.tensor([0, 1], dtype=torch.int32)
+    plan = (one, one[:1], one[1:], 1, 8, 2, 1.0)
+    with pytest.raises(UnsupportedError, match="nothing rotates here"):
+        wrapper.plan(*plan, rope_theta=1e4)
+    wrapper.plan(*plan)
+    cache = torch.zeros(1, 2, 12)
+    given = (torch.zeros(1, 1, 8), torch.zeros(1, 1, 4), cache[..., :8], cache[..., 8:])
+    with pytest.raises(UnsupportedError, match="k_scale is 2"):
+        wrapper.run(*given, k_scale=2.0)
 
 
 def test_refusals():

@@ -26,9 +26,14 @@ from torch import Tensor
 import fulmen
 
 from ..errors import ArgumentError, UnsupportedError
-from .flashinfer_mla import BatchMLAPagedAttentionWrapper, append_paged_mla_kv_cache
+from .flashinfer_mla import (
+    BatchDecodeMlaWithPagedKVCacheWrapper,
+    BatchMLAPagedAttentionWrapper,
+    append_paged_mla_kv_cache,
+)
 
 __all__ = [
+    "BatchDecodeMlaWithPagedKVCacheWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's wrapper and function for latent attention (flashinfer.mla), with its arguments.
+"""FlashInfer's wrappers and function for latent attention (flashinfer.mla), with its arguments.
 
 ckv_cache (page, row, 512) and kpe_cache (page, row, 64) are the two parts of one cache of 576
 numbers a row, as vLLM and SGLang allocate them: views whose rows lie one behind the other. lse is
@@ -19,7 +19,11 @@ import fulmen
 
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = ["BatchMLAPagedAttentionWrapper", "append_paged_mla_kv_cache"]
+__all__ = [
+    "BatchDecodeMlaWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
+    "append_paged_mla_kv_cache",
+]
 
 LOG2E = math.log2(math.e)
 
@@ -128,6 +132,97 @@ class BatchMLAPagedAttentionWrapper:
             return o
         sums = natural.transpose(0, 1) * (1.0 if return_lse_base_on_e else LOG2E)
         return o, sums if lse is None else lse.copy_(sums)
+
+    forward = run
+
+
+class BatchDecodeMlaWithPagedKVCacheWrapper:
+    """FlashInfer's wrapper of the same name: one absorbed query a request."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None,
+        paged_kv_last_page_len_buffer: Any = None,
+    ) -> None:
+        """The workspace says the device; buffers for CUDA graphs are not needed."""
+        del use_cuda_graph, use_tensor_cores, paged_kv_indptr_buffer, paged_kv_indices_buffer
+        del paged_kv_last_page_len_buffer
+        self._wrapper = BatchMLAPagedAttentionWrapper(float_workspace_buffer)
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        head_dim_compressed_kv: int,
+        page_size: int,
+        sm_scale: float,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        data_type: Any = None,
+        q_data_type: Any = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> None:
+        """Request b has (pages - 1) page_size + last_page_len[b] keys on pages
+        indices[indptr[b]:indptr[b + 1]]. Rotary parts come rotated, as there.
+
+        Raises:
+            UnsupportedError: rope_scale or rope_theta is given.
+        """
+        for name, given in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+            if given is not None:
+                raise UnsupportedError(
+                    f"{name} is {given}; nothing rotates here: rotate q_pe by fulmen.rotary, and "
+                    "rows of the cache as they are appended"
+                )
+        pages = indptr[1:] - indptr[:-1]
+        lengths = torch.where(pages > 0, (pages - 1) * page_size + last_page_len, 0)
+        rows = torch.arange(len(indptr), dtype=indptr.dtype, device=indptr.device)
+        self._wrapper.plan(
+            rows, indptr, indices, lengths.to(indptr.dtype), num_qo_heads, head_dim_compressed_kv,
+            0, page_size, False, sm_scale, q_data_type, data_type,
+        )  # fmt: skip
+        if window_left >= 0:
+            self._wrapper._options["window"] = (window_left, 0)
+        if logits_soft_cap:
+            self._wrapper._options["softcap"] = logits_soft_cap
+
+    def run(
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        paged_ckv_cache: Tensor,
+        paged_kpe_cache: Tensor,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool = False,
+    ) -> Any:
+        """o (request, head, 512), or (o, lse (request, head) of base 2).
+
+        Raises:
+            UnsupportedError: the caches are not two parts of one; a scale is not 1.
+            fulmen.Error: as `fulmen.attention_mla`.
+        """
+        del enable_pdl
+        for name, given in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+            if given not in (None, 1):
+                raise UnsupportedError(
+                    f"{name} is {given}; scales of numbers of 16 bits are left out: fold q_scale "
+                    "and k_scale into sm_scale of plan, and multiply the result by v_scale"
+                )
+        return self._wrapper.run(
+            q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out=out, lse=lse, return_lse=return_lse
+        )
 
     forward = run
 
