@@ -6,6 +6,7 @@
 #include "plan/tiled_workspace.h"
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/program.h"
 
@@ -30,6 +31,8 @@ constexpr i64 kLeastWideRows = 1024;
 constexpr i64 kLeastWidestTasks = 12;
 
 constexpr i64 kForwardTileColumns = 128;
+// Where tiles multiply 16-bit numbers, loading and storing outputs is a larger share than products.
+constexpr i64 kAmxTileColumns = 256;
 constexpr i64 kBackwardTileColumns = 64;
 
 // Below so many keys without pages, a tile is faster.
@@ -40,6 +43,13 @@ constexpr i64 kLeastSplitKeys = 32;
 constexpr i64 kSplitColumns = 1024;
 
 i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
+
+bool has_16_bits(const Problem& problem) { return size_bytes(problem.kv_dtype()) == sizeof(u16); }
+
+i64 forward_columns(const Problem& problem, const CpuDevice& device) {
+  const bool by_tiles = std::string_view(device.isa) == "amx" && has_16_bits(problem);
+  return by_tiles ? kAmxTileColumns : kForwardTileColumns;
+}
 
 i64 forward_rows(const Problem& problem) {
   if (size_bytes(problem.kv_dtype()) > 2 || problem.max_q < kLeastWideRows) return kTileRows;
@@ -60,8 +70,6 @@ u32* take_terms(Arena& arena, const Problem& problem, i64 elements) {
   return problem.kv_dtype() == DType::kFloat16 ? arena.take<u32>(elements)
                                                : take_pairs(arena, problem, elements);
 }
-
-bool has_16_bits(const Problem& problem) { return size_bytes(problem.kv_dtype()) == sizeof(u16); }
 
 u16* take_copies(Arena& arena, const Problem& problem, i64 elements) {
   return problem.is_paged() && has_16_bits(problem) ? arena.take<u16>(elements) : nullptr;
@@ -104,13 +112,13 @@ i64 most_heads_together(const Problem& problem) {
   return max<i64>(1, min(heads, kRows / max<i64>(1, rows)));
 }
 
-Tile tiled_tile(const Problem& problem, const CpuDevice&) {
+Tile tiled_tile(const Problem& problem, const CpuDevice& device) {
   if (splits_keys(problem)) return {problem.max_q * problem.group_size(), kSplitColumns};
   const bool is_forward = problem.operation == Operation::kForward;
   return {
       clamp<i64>(padded(problem.max_q), kMostLanes, is_forward ? forward_rows(problem) : kTileRows),
       clamp<i64>(padded(problem.max_kv), kMostLanes,
-                 is_forward ? kForwardTileColumns : kBackwardTileColumns)};
+                 is_forward ? forward_columns(problem, device) : kBackwardTileColumns)};
 }
 
 size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device) {

@@ -10,8 +10,8 @@
 
 namespace fulmen {
 
-// Rows of q and of k, v worked on at once. Depends on the problem alone, so that results do not
-// depend on the processor's thread count.
+// Rows of q and of k, v worked on at once. Depends on the problem and the instruction set alone, so
+// that results do not depend on the processor's thread count.
 Tile tiled_tile(const Problem& problem, const CpuDevice& device);
 
 // Bytes that a run takes: linear in the rows, for each thread a constant.
