@@ -416,7 +416,7 @@ def test_explain_counts_steps_bytes_and_balance() -> None:
     assert zigzag.sent[0] == 7 * 2 * 8 * 16384 * 256
     assert of(8, "contiguous", "ring", causal=True, window=100).steps == 2
     alone = of(1, "contiguous", "gather", causal=True)
-    assert alone.rate[0] > zigzag.rate[0] > 0.8 * alone.rate[0]
+    assert alone.rate[0] > zigzag.rate[0] > 0.75 * alone.rate[0]
     assert "schedule ring" in str(zigzag)
 
 
@@ -430,7 +430,9 @@ def _process(rank: int, size: int, port: int, has_death: bool) -> None:
     options = {"causal": True, "window": 30}
     o = fulmen.attention(*own, **options)
     expected = [o, *torch.autograd.grad(o, own, whole[3])]
-    schedules = [("gather", 1), ("ring", 1), *([("ring", 2), ("heads", 1)] if size != 3 else [])]
+    schedules = [("gather", 1), ("ring", 1)]
+    schedules += [("ring", 2)] if size % 2 == 0 else []
+    schedules += [("heads", 1)] if size in (2, 4) else []  # there are four heads
     for (schedule, heads), layout in itertools.product(schedules, ("zigzag", "contiguous")):
         cp = fd.context_parallel(layout=layout, schedule=schedule, heads=heads, timeout=30)
         mine = [cp.shard(x, 2).detach().requires_grad_() for x in whole[:3]]

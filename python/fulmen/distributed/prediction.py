@@ -3,8 +3,8 @@
 """What a schedule moves and computes, and how long it should take.
 
 Counted: visible pairs of each rank and step, bytes that a rank sends. Predicted from those: the
-time of each step is the longer one of its arithmetic, at the speed of one device alone, and of what
-travels beside it; what nothing hides is added.
+time of each step of a ring is the longer one of its arithmetic, at the speed of one device alone,
+and of what travels beside it; what nothing hides, as in a gather, is added.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # Of one H200, bfloat16, causal, 16k rows, by the larger head dim: TFLOP/s forward and backward,
 # from bench/results/2026-11-28-forward-nvidia-h200.jsonl and 2026-11-29-backward-nvidia-h200.jsonl.
 RATES = {64: (664.0, 613.0), 128: (840.0, 657.0), 256: (845.0, 640.0)}
-LINK = 370.0  # GB/s in one direction: NVLink of an H200 as NCCL uses it
+LINK = 240.0  # GB/s in one direction between two H200 as NCCL gathers 128 MiB: the same folder's
+# 2026-11-30-context-h200.jsonl
 MEMORY = 4000.0  # GB/s, of merging partial results
 
 
@@ -120,9 +121,7 @@ def predict(
             total = travels * (len(table[0]) - 1)
         else:
             total = travels * (outer - 1)
-            slowest = max(row[0] for row in times)
-            moving = total / bandwidth
-            busy = max(slowest, moving) + moving / 4 * (outer > 1)  # of four groups one shows
+            busy = max(row[0] for row in times) + total / bandwidth
         both = exchanged * (1 + is_backward)
         seconds.append(busy + both / near)
         sent.append(round(total + both))

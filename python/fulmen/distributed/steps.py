@@ -12,8 +12,7 @@ large; sinks enter once, at the end. Gradients are sums over parts, in float32 a
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,12 +66,6 @@ class Result:
                 _merge(self.o[:, :, at], self.stats[:, :, at], found.o, found.stats)
             self._begun.append(part.rows)
 
-    def of_heads(self, heads: slice) -> Result:
-        """The result of some heads, in the memory of this one."""
-        found = copy.copy(self)
-        found.o, found.stats, found._begun = self.o[:, heads], self.stats[:, heads], []
-        return found
-
     def _clear(self, begin: int, end: int) -> None:
         """Makes rows that have no part yet rows that saw no key."""
         for a, b in gaps(self._begun, begin, end):
@@ -80,12 +73,9 @@ class Result:
             self.stats[:, :, a:b, 0] = -torch.inf
             self.stats[:, :, a:b, 1] = 0.0
 
-    def end(self) -> None:
-        """Says that no part comes any more."""
-        self._clear(0, self.o.shape[2])
-
     def finished(self, sinks: Tensor | None) -> Tensor:
-        """o in the type of q, with the sinks of its heads; every head has ended."""
+        """o in the type of q, with the sinks, when no part comes any more."""
+        self._clear(0, self.o.shape[2])
         if not self.merges:
             return self.o
         if sinks is not None:
@@ -109,18 +99,14 @@ def _merge(o: Tensor, stats: Tensor, part_o: Tensor, part_stats: Tensor) -> None
     stats[..., 0], stats[..., 1] = top, total
 
 
-class Incoming:
-    """What the backward pass of a rank begins with, for some heads."""
+class Incoming(NamedTuple):
+    """What the backward pass of a rank begins with."""
 
-    def __init__(
-        self, do: Tensor, dlse: Tensor | None, o: Tensor, stats: Tensor, q: Tensor
-    ) -> None:
-        self.do, self.dlse, self.o, self.stats, self.q = do, dlse, o, stats, q
-
-    def of_heads(self, heads: slice) -> Incoming:
-        dlse = None if self.dlse is None else self.dlse[:, heads]
-        every = (self.o[:, heads], self.stats[:, heads], self.q[:, heads])
-        return Incoming(self.do[:, heads], dlse, *every)
+    do: Tensor
+    dlse: Tensor | None
+    o: Tensor
+    stats: Tensor
+    q: Tensor
 
 
 class Sums:
@@ -137,10 +123,10 @@ class Sums:
 
     def attend(
         self, problem: Problem, heads: Heads, given: Incoming, k: Tensor, v: Tensor,
-        rows: Side, keys: Side,
-        dq: Tensor, dk: Tensor, dv: Tensor,
+        rows: Side, keys: Side, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
-        """Adds what the keys that are here give; dq, dk, dv are of the rows, keys and heads."""
+        """Adds what the keys that are here give, to dk and dv too."""
+        dq = self.dq
         parts = parts_of(rows.segments, keys.segments, problem.band, problem.may_join)
         if not self.merges:  # the only step: all parts of these rows are here
             for a, b in gaps([part.rows for part in parts], 0, dq.shape[2]):
