@@ -33,8 +33,12 @@ constexpr GpuImplementation kImplementations[] = {
       .chooses_tiles = true,
       .takes_caches = true,
       .takes_quantised = true,
+      .takes_blocks = true,
       .takes_expressions = true},
-     {.plan = plan_backward_sm90, .switches = backward_sm90_switches, .takes_expressions = true}},
+     {.plan = plan_backward_sm90,
+      .switches = backward_sm90_switches,
+      .takes_blocks = true,
+      .takes_expressions = true}},
     {Implementation::kSm80,
      "tensor cores by mma.sync, every option",
      true,
@@ -64,7 +68,8 @@ constexpr GpuImplementation kImplementations[] = {
 
 PlanOrRefusal plan_pass(const GpuImplementation& row, const Pass& pass, const Problem& problem,
                         const Gpu& gpu) {
-  if (row.tensor_cores && problem.has(Array::kKvShared) && !user_terms_of(problem).any()) {
+  if (row.tensor_cores && problem.has(Array::kKvShared) && !user_terms_of(problem).any() &&
+      !problem.has(Array::kBlocks)) {
     if (auto cascade = plan_cascade(problem, gpu, pass.plan)) return cascade;
   }
   if (!row.tensor_cores || !misses_gradients(problem)) return pass.plan(problem, gpu);

@@ -111,6 +111,7 @@ ScoreOptions score_options_of(const Problem& problem) {
       .varlen = problem.packed.q || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths),
       .stats = problem.has(Array::kStats),
       .fp32_out = problem.arrays[Array::kO].dtype == DType::kFloat32,
+      .blocks = problem.has(Array::kBlocks),
       .user = user_terms_of(problem),
   };
 }

@@ -55,12 +55,16 @@ struct ScoreOptions {
   bool varlen = false;          // lengths or packed offsets, read from device memory
   bool stats = false;           // row_max and row_sum: forward they are written, backward read
   bool fp32_out = false;        // O is float32
+  bool blocks = false;          // lists of blocks say which tiles of pairs are met (tile_lists.h)
+  bool mask_tiles = false;      // a user's mask does
   UserTerms user{};
 
   constexpr bool operator==(const ScoreOptions&) const = default;
 
   // Whether scores pass through functions whose slope may differ from pair to pair.
   constexpr bool has_slopes() const { return score_mod || user.score; }
+
+  constexpr bool has_tile_lists() const { return blocks || mask_tiles; }
 
   // Whether arrays or a user's expression say which pairs are visible, or change their scores.
   constexpr bool has_pair_terms() const {
@@ -85,6 +89,8 @@ constexpr void for_each_field(const ScoreOptions& score, Each each) {
   each("varlen", score.varlen);
   each("stats", score.stats);
   each("fp32_out", score.fp32_out);
+  each("blocks", score.blocks);
+  each("mask_tiles", score.mask_tiles);
   each("user", score.user);
 }
 

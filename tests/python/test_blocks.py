@@ -120,15 +120,35 @@ def test_sizes() -> None:
         fulmen.attention(*problem(), mask=(blocks(LISTS, 64), blocks(LISTS, 64)))
 
 
-def test_kernels_on_tensor_cores_refuse_them() -> None:
+def test_kernels_for_ampere_refuse_them() -> None:
     q, k, v = (x.astype(np.float16) for x in problem())
     for operation in ("forward", "backward"):
-        for implementation in ("sm80", "sm90"):
-            with pytest.raises(fulmen.UnsupportedError, match="does not take lists of blocks"):
-                fulmen.explain(
-                    q, k, v, mask=blocks(LISTS, 64), operation=operation, device_name="h200",
-                    implementation=implementation,
-                )  # fmt: skip
+        with pytest.raises(fulmen.UnsupportedError, match="does not take lists of blocks"):
+            fulmen.explain(
+                q, k, v, mask=blocks(LISTS, 64), operation=operation, device_name="h200",
+                implementation="sm80",
+            )  # fmt: skip
+
+
+def test_kernels_for_hopper_take_them() -> None:
+    q, k, v = (np.zeros((1, 2, 300, 64), np.float16) for _ in range(3))
+    lists = np.zeros((5, 2), np.int32)
+    for operation in ("forward", "backward"):
+        plan = fulmen.explain(
+            q, k, v, mask=blocks(lists, 64), operation=operation, device_name="h200"
+        )
+        assert plan["implementation"] == "sm90"
+        assert any(kernel["name"].startswith("list_tiles_sm90") for kernel in plan["kernels"])
+
+
+def test_what_kernels_for_hopper_refuse() -> None:
+    lists = np.zeros((5, 2), np.int32)
+    wide = (np.zeros((1, 2, 300, 256), np.float16) for _ in range(3))
+    with pytest.raises(fulmen.UnsupportedError, match="head dimensions up to 192"):
+        fulmen.explain(
+            *wide, mask=blocks(lists, 64), operation="backward", device_name="h200",
+            implementation="sm90",
+        )  # fmt: skip
 
 
 def test_a_map_is_the_mask_by_blocks() -> None:

@@ -87,6 +87,21 @@ void place_documents(const Problem& problem, const BackwardSm90Configs& configs,
       layout.document_blocks_at + num_document_blocks * i64{sizeof(DocumentBlocks)};
 }
 
+// Lists of tiles: of blocks of keys, for backward_sm90, cleared with the counters; of blocks of
+// queries, for backward_dq_sm90, among what no kernel has to clear.
+void place_lists(const Problem& problem, const BackwardSm90Configs& configs,
+                 BackwardSm90Layout& layout) {
+  if (configs.main && configs.main->score.has_tile_lists()) {
+    layout.key_lists_at = layout.zeroed_bytes;
+    layout.zeroed_bytes +=
+        rows_up(tile_lists_bytes(problem, tile_lists_params(problem, configs.lists_of_main())), 16);
+  }
+  if (configs.dq && configs.dq->score.has_tile_lists()) {
+    layout.query_lists_bytes =
+        rows_up(tile_lists_bytes(problem, tile_lists_params(problem, configs.lists_of_dq())), 16);
+  }
+}
+
 BackwardSchedule schedule_of(const Problem& problem, const BackwardSm90Configs& configs,
                              const BackwardSm90Layout& layout, i64 grid) {
   const bool varlen = configs.preprocess.score.varlen, masked = is_masked(configs);
@@ -143,12 +158,16 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   const i64 counters = BackwardSm90Layout::kLaunches + 1 + 3 * layout.num_batch_kv_heads +
                        layout.num_part_counters + semaphores;
   layout.zeroed_bytes = layout.counters_at + rows_up(counters * 4, 16);
+  place_lists(problem, configs, layout);
   layout.lse_at = layout.zeroed_bytes;
   layout.delta_at = layout.lse_at + layout.num_rows * (configs.preprocess.score.stats ? 8 : 4);
   layout.key_blocks_at = layout.delta_at + layout.num_rows * 4;
   const i64 num_key_blocks = varlen ? problem.num_sequences * layout.num_kv_blocks : 0;
-  place_documents(problem, configs,
-                  layout.key_blocks_at + num_key_blocks * i64{sizeof(KeyBlockInfo)}, layout);
+  place_documents(
+      problem, configs,
+      layout.key_blocks_at + num_key_blocks * i64{sizeof(KeyBlockInfo)} + layout.query_lists_bytes,
+      layout);
+  layout.query_lists_at = layout.key_ranges_at - layout.query_lists_bytes;
   layout.workspace_bytes = layout.part_sums_at;
   if (paired) {
     layout.part_sums_at = added_at;

@@ -23,6 +23,9 @@ constexpr i32 kDividedRegisterDims = 128;
 std::string option_refusal(const Problem& problem) {
   if (problem.has(Array::kDBias)) return "does not sum dbias";
   if (problem.has(Array::kSinks) && problem.has(Array::kDLse)) return "has no dlse with sinks";
+  if (problem.has(Array::kBlocks) && tile_dims(problem) > 192) {
+    return "takes lists of blocks in head dimensions up to 192";
+  }
   const DType bias = problem.arrays[Array::kBias].dtype;
   if (bias != DType::kNone && bias != DType::kFloat32 && bias != problem.dtype) {
     return sentence("does not read a bias of ", name(bias), " in the backward pass");
@@ -79,6 +82,7 @@ ScoreOptions score_of(const Problem& problem) {
   score.dropout |= problem.has(Array::kRng);
   score.sinks = false;  // in lse already
   score.fp32_out = false;
+  score.mask_tiles = has_mask_tiles(problem);
   return score;
 }
 
@@ -101,7 +105,7 @@ bool is_short(const Problem& problem, const ScoreOptions& score) {
 // (2026-11-28) they do at 128 dims by 1.17 full and 1.08 causal at 2k rows, 1.21 and 1.22 at 16k;
 // at 1k an earlier text did not (0.90).
 bool has_order(const Problem& problem, const ScoreOptions& score) {
-  return score.mask_kind != MaskKind::kBoth && !score.varlen &&
+  return score.mask_kind != MaskKind::kBoth && !score.varlen && !score.has_tile_lists() &&
          max(problem.max_q, problem.max_kv) > 1024;
 }
 
@@ -112,15 +116,18 @@ bool has_order(const Problem& problem, const ScoreOptions& score) {
 bool pairs_blocks(const Problem& problem, const ScoreOptions& score) {
   return problem.dtype == DType::kBFloat16 && tile_dims(problem) == 256 && score.stats &&
          problem.has(Array::kDQ) && problem.has(Array::kDK) && problem.has(Array::kDV) &&
-         !has_options(score) && !score.varlen && score.mask_kind != MaskKind::kBoth &&
-         !is_deterministic(problem) && !is_short(problem, score);
+         !has_options(score) && !score.varlen && !score.blocks &&
+         score.mask_kind != MaskKind::kBoth && !is_deterministic(problem) &&
+         !is_short(problem, score);
 }
 
 bool has_dq_kernel(const Problem& problem, const ScoreOptions& score) {
   if (!problem.has(Array::kDQ) || pairs_blocks(problem, score)) return false;
   const bool is_alone = !problem.has(Array::kDK) && !problem.has(Array::kDV);
+  // Steps of 128 queries at 64 dims lie in blocks of as many.
+  const bool straddles = score.blocks && tile_dims(problem) == 64 && problem.block_q % 128 != 0;
   return is_alone || is_short(problem, score) || has_options(score) || tile_dims(problem) > 128 ||
-         (is_deterministic(problem) && !has_order(problem, score));
+         straddles || (is_deterministic(problem) && !has_order(problem, score));
 }
 
 ForwardSm90Config dq_config(const Problem& problem, const ScoreOptions& score) {
@@ -129,6 +136,7 @@ ForwardSm90Config dq_config(const Problem& problem, const ScoreOptions& score) {
   config.score = score;
   config.d_qk = config.d_v = tile_dims(problem);
   config.kv_rows = config.d_qk == 256 ? 48 : config.d_qk == 64 && !has_options(score) ? 128 : 64;
+  if (score.blocks && problem.block_kv % config.kv_rows != 0) config.kv_rows = 64;
   config.q_slots = 2 * config.warpgroups;     // Q and dO
   config.shift_rule = ShiftRule::kWhenGrown;  // not looked at
   config.stage_output = false;
@@ -148,6 +156,7 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   config.score = score;
   config.dims = tile_dims(problem);
   config.q_rows = config.dims == 64 && !has_options(score) ? 128 : 64;
+  if (score.blocks && problem.block_q % config.q_rows != 0) config.q_rows = 64;
   config.dq = makes_dq;
   config.dk = problem.has(Array::kDK);
   config.dv = problem.has(Array::kDV);
@@ -183,6 +192,14 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
   launches.push_back(
       {backward_preprocess_spec(configs.preprocess),
        i64{gpu.num_multiprocessors} * BackwardPreprocessConfig::kBlocksPerMultiprocessor});
+  const auto add_lists = [&](const ScoreOptions& score, const TileListsParams& params,
+                             const TileShape& shape) {
+    if (score.has_tile_lists()) {
+      launches.push_back(fill_tile_lists(problem, score, params, shape));
+    }
+  };
+  if (configs.dq) add_lists(configs.dq->score, plan.query_lists, configs.lists_of_dq());
+  if (configs.main) add_lists(configs.main->score, plan.key_lists, configs.lists_of_main());
   const auto add = [&](KernelSpec spec, i64 num_blocks, unsigned cluster_size = 1) {
     const i64 cluster = cluster_size;
     const i64 most = gpu.num_multiprocessors / cluster * cluster;
@@ -216,7 +233,8 @@ BackwardSm90Configs backward_sm90_configs(const Problem& problem) {
   const BackwardSm90Config main =
       main_config(problem, score, problem.has(Array::kDQ) && !configs.dq);
   if (main.dq || main.dk || main.dv) configs.main = main;
-  configs.has_fallback = score.mask_kind != MaskKind::kNone || score.has_pair_terms();
+  configs.has_fallback =
+      score.mask_kind != MaskKind::kNone || score.has_pair_terms() || score.blocks;
   configs.preprocess.dtype = problem.dtype;
   configs.preprocess.dims = problem.dim_v <= 64 ? 64 : problem.dim_v <= 128 ? 128 : 256;
   configs.preprocess.score = {.documents = score.documents && (main.dk || main.dv),

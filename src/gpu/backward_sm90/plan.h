@@ -12,6 +12,7 @@
 
 #include "gpu/gpu_plan.h"
 #include "gpu/jit/kernel_spec.h"
+#include "gpu/tile_lists.h"
 #include "kernels/backward_sm90/config.h"
 
 namespace fulmen::gpu {
@@ -35,6 +36,9 @@ struct BackwardSm90Configs {
 
   i64 kv_rows() const { return main ? main->kv_rows() : BackwardSm90Config{}.kv_rows(); }
   bool has_document_blocks() const { return preprocess.score.documents; }
+  // Lists of tiles of `main` and `dq`.
+  TileShape lists_of_main() const { return {main->q_rows, main->kv_rows(), true}; }
+  TileShape lists_of_dq() const { return {dq->q_rows(), dq->kv_rows, false}; }
 };
 BackwardSm90Configs backward_sm90_configs(const Problem& problem);
 
@@ -66,6 +70,9 @@ struct BackwardSm90Layout {
   i64 key_ranges_at;
   i64 query_ranges_at;
   i64 document_blocks_at;
+  i64 key_lists_at;    // lists of tiles, of backward_sm90
+  i64 query_lists_at;  // of backward_dq_sm90
+  i64 query_lists_bytes;
   i64 workspace_bytes;
 
   i64 num_tiles() const { return num_batch_kv_heads * num_kv_blocks; }
@@ -81,6 +88,8 @@ class BackwardSm90Plan final : public GpuPlan {
   BackwardPreprocessParams preprocess;
   BackwardParams main;
   BackwardDqParams dq;
+  TileListsParams key_lists;  // with lists of blocks
+  TileListsParams query_lists;
   ForwardArguments query_ranges;  // of document_ranges_sm90, with queries in the place of keys
   AttentionParams side;           // of dsinks, by simt
   size_t row_terms_at =
@@ -95,6 +104,9 @@ class BackwardSm90Plan final : public GpuPlan {
   BackwardParams main_of(const Problem& problem, char* workspace) const;
   BackwardDqParams dq_of(const Problem& problem, char* workspace) const;
   ForwardArguments query_ranges_of(const Problem& problem, char* workspace) const;
+  // What fills the lists of tiles of backward_sm90, or of backward_dq_sm90.
+  TileListsParams key_lists_of(const Problem& problem, char* workspace, FaultBytes* faults) const;
+  TileListsParams query_lists_of(const Problem& problem, char* workspace, FaultBytes* faults) const;
   BackwardFallbackParams fallback_of(const Problem& problem, char* workspace) const;
 
   void run(const Call& call) const override;

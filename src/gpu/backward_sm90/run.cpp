@@ -96,9 +96,11 @@ class Workspace {
     params.dq_semaphore = params.parts_done + layout_.num_part_counters;
     params.key_block_infos = at<KeyBlockInfo>(layout_.key_blocks_at);
     params.document_blocks = at<DocumentBlocks>(layout_.document_blocks_at);
+    params.tile_lists.words = key_lists();
   }
 
   void bind(BackwardDqParams& params) const {
+    params.forward.tile_lists.words = query_lists();
     params.forward.next_block = at<u32>(layout_.counters_at) + BackwardSm90Layout::kLaunches - 1;
     params.forward.key_ranges = at<IdRange>(layout_.key_ranges_at);
     params.lse_log2 = at<float>(layout_.lse_at);
@@ -106,6 +108,8 @@ class Workspace {
     params.nonfinite = nonfinite();
   }
 
+  u32* key_lists() const { return at<u32>(layout_.key_lists_at); }
+  u32* query_lists() const { return at<u32>(layout_.query_lists_at); }
   IdRange* query_ranges() const { return at<IdRange>(layout_.query_ranges_at); }
   u32* nonfinite() const {
     return at<u32>(layout_.counters_at) + BackwardSm90Layout::kLaunches +
@@ -146,6 +150,15 @@ void BackwardSm90Plan::set_params(const Problem& problem, const Gpu& gpu) {
     dq.padded_rows_per_head = layout.padded_rows_per_head;
     dq.comes_first = !configs.main;
   }
+  key_lists = query_lists = {};
+  if (configs.main && configs.main->score.has_tile_lists()) {
+    key_lists = tile_lists_params(problem, configs.lists_of_main());
+    main.tile_lists = key_lists.lists;
+  }
+  if (configs.dq && configs.dq->score.has_tile_lists()) {
+    query_lists = tile_lists_params(problem, configs.lists_of_dq());
+    dq.forward.tile_lists = query_lists.lists;
+  }
   query_ranges = {};
   query_ranges.params.shape.kv_len = static_cast<i32>(problem.q_rows);
   query_ranges.params.attention = attention_params(problem);
@@ -184,6 +197,22 @@ ForwardArguments BackwardSm90Plan::query_ranges_of(const Problem& problem, char*
   return arguments;
 }
 
+TileListsParams BackwardSm90Plan::key_lists_of(const Problem& problem, char* workspace,
+                                               FaultBytes* faults) const {
+  TileListsParams params = key_lists;
+  bind_params(params.attention, problem, faults);
+  params.lists.words = Workspace(layout, workspace).key_lists();
+  return params;
+}
+
+TileListsParams BackwardSm90Plan::query_lists_of(const Problem& problem, char* workspace,
+                                                 FaultBytes* faults) const {
+  TileListsParams params = query_lists;
+  bind_params(params.attention, problem, faults);
+  params.lists.words = Workspace(layout, workspace).query_lists();
+  return params;
+}
+
 BackwardFallbackParams BackwardSm90Plan::fallback_of(const Problem& problem,
                                                      char* workspace) const {
   BackwardFallbackParams params{Workspace(layout, workspace).nonfinite(), main.attention};
@@ -201,6 +230,12 @@ void BackwardSm90Plan::run(const Call& call) const {
     call.launch(next++, query_ranges_of(problem, call.workspace));
   }
   call.launch(next++, preprocess_of(problem, call.workspace, call.faults));
+  if (configs.dq && configs.dq->score.has_tile_lists()) {
+    call.launch(next++, query_lists_of(problem, call.workspace, call.faults));
+  }
+  if (configs.main && configs.main->score.has_tile_lists()) {
+    call.launch(next++, key_lists_of(problem, call.workspace, call.faults));
+  }
   if (configs.main) {
     BackwardParams params = main_of(problem, call.workspace);
     map(call, Array::kQ, configs.main->q_rows, params.maps.q);

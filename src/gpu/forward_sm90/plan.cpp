@@ -30,7 +30,8 @@ i32 product_width(i64 dim) {
 // read once for all of them.
 i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
   if (!problem.may_plan_by_lengths() || config.split_dims || config.has_8_bits() ||
-      config.score.alibi || config.score.has_pair_terms() || config.score.dropout) {
+      config.score.blocks || config.score.alibi || config.score.has_pair_terms() ||
+      config.score.dropout) {
     return 1;
   }
   i32 heads = 1;
@@ -41,11 +42,15 @@ i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
 }
 
 // ALiBi, bias and a user's score take keys out of the range that the first block sets, a mask sets
-// none, and the assembler serialises the products of documents at d 64 with any other rule (C7514).
+// none, nor may lists of tiles, which float16 needs, and the assembler serialises the products of
+// documents at d 64 with any other rule (C7514).
 ShiftRule shift_rule(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
-  if (score.alibi || score.bias != DType::kNone || score.mask || score.user.any() ||
-      (score.documents && max(config.d_qk, config.d_v) <= 64)) {
+  const bool hides_pairs = score.documents || (score.user.mask && score.mask_tiles);
+  if (score.alibi || score.bias != DType::kNone || score.mask || score.user.score ||
+      (score.user.mask && !score.mask_tiles) ||
+      (score.has_tile_lists() && config.dtype == DType::kFloat16) ||
+      (hides_pairs && max(config.d_qk, config.d_v) <= 64)) {
     return ShiftRule::kWhenGrown;
   }
   return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
@@ -71,6 +76,7 @@ ForwardSm90Config options_of(const Problem& problem) {
   config.score.varlen |= config.caches;
   if (config.score.score_mod) config.score.negative_scale = false;  // the modifier takes any scale
   config.skips_documents = config.score.documents;
+  config.score.mask_tiles = has_mask_tiles(problem);
   config.stage_output = !config.score.varlen && !config.score.fp32_out;
   config.shift_rule = shift_rule(config);
   config.heads_per_tile = heads_per_tile(problem, config);
@@ -190,7 +196,7 @@ static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
   const bool is_read_bound =
       rows <= (is_wide ? kFewWideRows : kFewRows) && problem.max_kv >= kManyKeys;
   const bool fills_card = problem.num_sequences * problem.heads_kv >= gpu.num_multiprocessors;
-  return problem.implementation != Implementation::kSm90 &&
+  return problem.implementation != Implementation::kSm90 && !problem.has(Array::kBlocks) &&
          (is_read_bound || problem.has_caches() || !problem.may_plan_by_lengths() || !fills_card) &&
          prefers_decode_sm80(problem, gpu);
 }
@@ -259,6 +265,16 @@ std::unique_ptr<GpuPlan> beside_decode(std::unique_ptr<GpuPlan> chunks, const Pr
 
 }  // namespace
 
+// The kernel that fills lists of tiles, and their place in the workspace, the last.
+static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
+  const TileShape shape{plan.config.q_rows(), plan.config.kv_rows, false};
+  plan.tile_lists = tile_lists_params(problem, shape);
+  plan.tile_lists_at = max(plan.workspace_bytes, ForwardSm90Plan::kKeyRangesOffset);
+  plan.workspace_bytes =
+      plan.tile_lists_at + static_cast<size_t>(tile_lists_bytes(problem, plan.tile_lists));
+  plan.launches.push_back(fill_tile_lists(problem, plan.config.score, plan.tile_lists, shape));
+}
+
 // The kernel that transposes V, and its place in the workspace.
 static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem) {
   plan.value_blocks = static_cast<i64>(num_key_ranges(problem, plan.config));
@@ -271,7 +287,8 @@ static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem)
 }
 
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
-  if (!user_terms_of(problem).any() && prefers_mla_sm90(problem, gpu)) {
+  if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) &&
+      prefers_mla_sm90(problem, gpu)) {
     PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
     if (otherwise.plan == nullptr) return otherwise;
     return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
@@ -290,6 +307,10 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
         " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
         " bytes of shared memory, is none that its kernel can have: ", config.why_invalid());
   }
+  if (!fits_blocks(problem, {config.q_rows(), config.kv_rows, false})) {
+    return sentence("tiles of ", config.kv_rows, " keys do not lie in blocks of ",
+                    problem.block_kv);
+  }
   const i64 work_tiles = max_work_tiles(problem, config);
   if (work_tiles > kMaxCount) return "counts blocks of queries in 31 bits";
   plan->config = config;
@@ -305,6 +326,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
     plan->launches.push_back({sm90_key_ranges_spec(config),
                               ceil_div(static_cast<i64>(plan->num_key_ranges), kKeyRangeThreads)});
   }
+  if (config.score.has_tile_lists()) add_tile_lists(*plan, problem);
   if (config.has_8_bits()) add_transposed_values(*plan, problem);
   KernelLaunch launch{forward_sm90_spec(config)};
   launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
@@ -357,11 +379,19 @@ void ForwardSm90Plan::run(const Call& call) const {
   bind_params(arguments.params.attention, call.problem, call.faults);
   arguments.params.kept_scale = static_cast<float>(call.problem.dropout.kept_scale());
   if (counts_tiles) arguments.params.next_block = reinterpret_cast<u32*>(call.workspace);
+  size_t next = 0;
   if (num_key_ranges > 0) {
     arguments.params.key_ranges = reinterpret_cast<IdRange*>(call.workspace + kKeyRangesOffset);
-    call.launch(0, arguments);
+    call.launch(next++, arguments);
   }
-  if (config.has_8_bits()) call.launch(0, arguments);
+  if (config.score.has_tile_lists()) {
+    TileListsParams lists = tile_lists;
+    bind_params(lists.attention, call.problem, call.faults);
+    lists.lists.words = reinterpret_cast<u32*>(call.workspace + tile_lists_at);
+    arguments.params.tile_lists = lists.lists;
+    call.launch(next++, lists);
+  }
+  if (config.has_8_bits()) call.launch(next++, arguments);
   call.launch(call.kernels.size() - 1, arguments);
 }
 

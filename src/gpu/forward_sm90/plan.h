@@ -10,6 +10,7 @@
 
 #include "gpu/gpu_plan.h"
 #include "gpu/jit/kernel_spec.h"
+#include "gpu/tile_lists.h"
 #include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {
@@ -24,9 +25,11 @@ class ForwardSm90Plan final : public GpuPlan {
   ForwardSm90Config config;
   ForwardParams params;  // but for pointers
   // The workspace: a counter of work tiles at 0, where they are more than multiprocessors; the
-  // documents of each block of keys.
+  // documents of each block of keys; lists of tiles.
   bool counts_tiles = false;
   size_t num_key_ranges = 0;
+  TileListsParams tile_lists{};  // with config.score.has_tile_lists()
+  size_t tile_lists_at = 0;
   i64 value_blocks = 0;  // of e4m3: 128 keys each, transposed; they lie behind that
   static constexpr size_t kKeyRangesOffset = 16;
 

@@ -24,6 +24,7 @@ std::string refusal_of_caches(const Problem& problem) {
     return sentence("takes ", name(problem.cache_array()), " without ", name(array));
   }
   if (user_terms_of(problem).any()) return "takes caches without an expression";
+  if (problem.has(Array::kBlocks)) return "takes caches without lists of blocks";
   if (!problem.is_paged()) return "";
   if (problem.num_pages == 0) return "needs at least one page";
   const i64 entries = problem.arrays[Array::kPageTable].shape[3];
@@ -59,8 +60,8 @@ std::string refusal_of_8_bits(const Problem& problem) {
     return sentence("takes scales of heads, and ", name(scale), " has one for each row");
   }
   const ScoreOptions score = score_options_of(problem);
-  if (problem.has_caches() || score.has_pair_terms() || score.alibi || score.score_mod ||
-      score.dropout || score.negative_scale) {
+  if (problem.has_caches() || score.has_pair_terms() || score.blocks || score.alibi ||
+      score.score_mod || score.dropout || score.negative_scale) {
     return "takes float8_e4m3fn with positive scales, causal masks, windows, lengths and sinks "
            "alone";
   }

@@ -18,6 +18,7 @@ struct Facts {
   bool is_short = false;
   bool has_few_queries = false;  // one tile of 64 rows holds those of a head
   bool per_pair = false;         // single pairs are hidden, dropped or added to
+  i64 block_kv = 0;              // of lists of blocks
   i64 num_multiprocessors = 0;
   i64 work_tiles_of[3] = {};  // with so many warpgroups; [0]: none
 
@@ -36,6 +37,7 @@ Facts facts_of(const ForwardSm90Config& options, const Problem& problem, const G
   facts.has_few_queries = adapts && problem.max_q <= 64;
   facts.per_pair = options.score.has_pair_terms() || options.score.dropout;
   facts.num_multiprocessors = gpu.num_multiprocessors;
+  facts.block_kv = problem.block_kv;
   for (i32 warpgroups = 1; warpgroups <= 2; ++warpgroups) {
     ForwardSm90Config config = options;
     config.warpgroups = warpgroups;
@@ -113,6 +115,20 @@ void set_128_dims_three(ForwardSm90Config& config, const Facts&) {
   config.q_register_dims = has_room ? min<i32>(64, config.d_qk) : 0;
 }
 
+// Two warpgroups, whose rows may be of two lists, and tiles that lie in a block.
+void set_listed(ForwardSm90Config& config, const Facts& facts) {
+  const bool is_wide = facts.block_kv % 128 == 0 && facts.widest <= 128;
+  if (facts.widest <= 64) {
+    set_tile(config, 2, is_wide ? 128 : 64, is_wide ? 2 : 4, 2);
+    config.overlap = !is_wide;
+  } else {
+    set_tile(config, 2, is_wide ? 128 : 64, facts.widest <= 128 && !is_wide ? 4 : 2,
+             facts.widest <= 128 ? 4 : 2);
+    config.cache_hints = true;
+    config.stage_output &= facts.widest <= 192;
+  }
+}
+
 void set_192_128_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 112, 2, 2); }
 void set_192_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 80, 2, 2); }
 
@@ -176,6 +192,10 @@ constexpr Rule kRules[] = {
      [](const Facts& facts) {
        if (!facts.per_pair) return std::string("is for bias, mask, documents and dropout");
        return dims_beyond(facts, 192);
+     }},
+    {set_listed,
+     [](const Facts& facts) {
+       return facts.block_kv > 0 ? std::string() : "is for lists of blocks";
      }},
     {set_64_dims_two,
      [](const Facts& facts) {

@@ -217,20 +217,24 @@ size_t simt_workspace_bytes(DType dtype, i64 rows) {
 namespace {
 
 // A tile lies in one block of lists, whose sizes are multiples of 64.
+constexpr i64 kRowsOfAny = 128, kRowsOfLists = 64;
 i64 most_rows_of(const Problem& problem) {
-  constexpr i64 kOfAny = 128, kOfLists = 64;
-  return problem.has(Array::kBlocks) ? kOfLists : kOfAny;
+  return problem.has(Array::kBlocks) ? kRowsOfLists : kRowsOfAny;
+}
+i64 most_rows_of(const AttentionParams& params) {
+  return params.blocks.present() ? kRowsOfLists : kRowsOfAny;
 }
 
 // Throws Error kUnsupported where there is none.
-FmaConfig existing_config(DType dtype, i64 dim_qk, i64 dim_v, bool backward,
-                          std::size_t shared_bytes) {
-  const std::optional<FmaConfig> config = simt_config(dtype, dim_qk, dim_v, backward, shared_bytes);
+FmaConfig existing_config(const AttentionParams& params, bool backward, std::size_t shared_bytes) {
+  const std::optional<FmaConfig> config = simt_config(params.q.dtype, params.dim_qk, params.dim_v,
+                                                      backward, shared_bytes, most_rows_of(params));
   if (config) return *config;
-  throw Error(Status::kUnsupported,
-              sentence("simt needs more than the device's ", shared_bytes,
-                       " bytes of shared memory for head dimensions ", dim_qk, " and ", dim_v,
-                       " of ", name(dtype), "; implementation naive takes them"));
+  throw Error(
+      Status::kUnsupported,
+      sentence("simt needs more than the device's ", shared_bytes,
+               " bytes of shared memory for head dimensions ", params.dim_qk, " and ", params.dim_v,
+               " of ", name(params.q.dtype), "; implementation naive takes them"));
 }
 
 // A kernel over tiles, defined in kernels/simt/<file>.cuh.
@@ -299,16 +303,13 @@ std::vector<KernelLaunch> backward_launches(const AttentionParams& params, FmaCo
 
 std::vector<KernelLaunch> simt_forward(const AttentionParams& params, size_t shared_bytes,
                                        UserTerms user) {
-  return forward_launches(
-      params, existing_config(params.q.dtype, params.dim_qk, params.dim_v, false, shared_bytes),
-      user);
+  return forward_launches(params, existing_config(params, false, shared_bytes), user);
 }
 
 std::vector<KernelLaunch> simt_backward(const AttentionParams& params, size_t shared_bytes,
                                         bool adds_dq, UserTerms user, bool captures) {
-  return backward_launches(
-      params, existing_config(params.q.dtype, params.dim_qk, params.dim_v, true, shared_bytes),
-      adds_dq, user, captures);
+  return backward_launches(params, existing_config(params, true, shared_bytes), adds_dq, user,
+                           captures);
 }
 
 std::string simt_refusal(const Problem& problem, const Gpu& gpu) {

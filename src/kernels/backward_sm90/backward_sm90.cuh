@@ -154,7 +154,7 @@ struct BackwardConsumer {
       if constexpr (decltype(masked)::kValue) {
         const bool hides = kHidesAlways && !kFirst;
         if (hides || steps.now.is_partial(wg.warpgroup)) {
-          wg.apply_mask(S, key, steps.now.q_block());
+          wg.apply_mask(S, key, steps.now);
         }
         wg.shift_large_scores(S);
       }

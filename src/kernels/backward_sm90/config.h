@@ -80,7 +80,8 @@ struct BackwardSm90Config {
 
   // Whether work tiles may be split into parts of their queries (BackwardParts).
   constexpr bool splits() const {
-    return dq && dk && dv && !deterministic && !score.varlen && score.mask_kind == MaskKind::kNone;
+    return dq && dk && dv && !deterministic && !score.varlen && !score.has_tile_lists() &&
+           score.mask_kind == MaskKind::kNone;
   }
 
   // As in ForwardSm90Config.
@@ -90,7 +91,7 @@ struct BackwardSm90Config {
 
   // Whether a product meets hidden pairs, whose infinities and NaN must not show.
   constexpr bool hides_pairs() const {
-    return score.mask_kind != MaskKind::kNone || score.has_pair_terms();
+    return score.mask_kind != MaskKind::kNone || score.has_pair_terms() || score.has_tile_lists();
   }
 
   // Bytes of shared memory, in the order in which they lie there.
@@ -129,6 +130,9 @@ struct BackwardSm90Config {
     }
     if (deterministic && (!dq || staggered || score.varlen || score.mask_kind == MaskKind::kBoth)) {
       return "an order of sums needs dQ, no stagger, sequences that are alike, no left bound";
+    }
+    if (score.has_tile_lists() && (paired || deterministic)) {
+      return "lists of tiles leave no order of sums, and no pairs";
     }
     if (register_dims % 16 != 0 || register_dims > dims) return "register_dims is a multiple of 16";
     if ((maps_scores() || score.dropout) && (dq || q_rows != 64)) {
@@ -234,6 +238,7 @@ struct BackwardParams {
   const DocumentBlocks*
       document_blocks;        // (block of keys, see first_key_range), with score.documents
   AttentionParams attention;  // lengths, offsets, dq, dk, dv and the arrays of options
+  TileLists tile_lists;       // with score.has_tile_lists(): of blocks of keys
   ScoreMod score_mod;         // and the next, as in ForwardParams
   float kept_scale;
   bool comes_first;  // after backward_preprocess_sm90; a launch after that one overlaps its end

@@ -150,13 +150,16 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     return {at.index, at.phase};
   }
 
-  // S^T = -inf where the interval mask hides the pair; `first`: the warpgroup's first key.
-  void apply_mask(Scores& S, i32 first, i32 q_block) const {
+  // S^T = -inf where the interval mask, or lists of blocks, hide the pair; `first`: the warpgroup's
+  // first key.
+  void apply_mask(Scores& S, i32 first, const BackwardStepInfo& step) const {
     const SequenceShape shape = kConfig.score.varlen ? shared.read_shape(work_at) : params.shape;
 #pragma unroll
     for (i32 half = 0; half < 2; ++half) {
       const i32 key = first + first_row() + 8 * half;
-      const i32 query = q_block * kConfig.q_rows + first_column();
+      const bool is_hidden = kConfig.score.has_tile_lists() && step.is_hidden(warpgroup);
+      const i32 query =
+          (is_hidden ? shape.q_len : step.q_block() * kConfig.q_rows) + first_column();
       Interval rows{0, 0};
       if (key < shape.kv_len) {
         rows = visible_rows(effective_mask<kConfig>(params.mask), shape, key);
@@ -172,8 +175,8 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       const KeyTerms<kConfig> terms{
           params,         work_tile,           work_tile.batch_kv_head / params.heads_kv,
           i32(step.tile), first + first_row(), step.q_block() * kConfig.q_rows + first_column()};
-      const bool one_document = !step.is_partial(warpgroup);
-      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, one_document);
+      const bool plain = !step.is_partial(warpgroup);
+      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, plain);
       if constexpr (kConfig.score.dropout) pairs.kept = terms.kept();
     }
   }

@@ -149,7 +149,7 @@ struct BackwardPairedConsumer {
       constexpr bool kLast = decltype(last_step)::kValue;
       Pairs pairs{};
       Weights P;
-      if (step.is_partial(0)) wg.apply_mask(S, key, step.q_block());
+      if (step.is_partial(0)) wg.apply_mask(S, key, step);
       wg.shift_large_scores(S);
       wg.exponentiate(S);
       wg.p_at = ds_of_step<kFirst>();

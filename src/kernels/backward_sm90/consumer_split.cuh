@@ -63,7 +63,7 @@ struct BackwardDividedConsumer {
       typename Warpgroup::Pairs pairs{};
       Weights P;
       wg.apply_options(S, pairs, key, step);
-      if (step.is_partial(0)) wg.apply_mask(S, key, step.q_block());
+      if (step.is_partial(0)) wg.apply_mask(S, key, step);
       wg.shift_large_scores(S);
       wg.exponentiate(S);
       wg.share_p(S, pairs);

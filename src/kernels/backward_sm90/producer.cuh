@@ -33,7 +33,8 @@ struct BackwardLoads {
     }
   }
   // Q or dO of a step.
-  void load_queries(const TensorMap& map, u32 tile, u32 full, const BackwardStep& step) const {
+  template <class Step>
+  void load_queries(const TensorMap& map, u32 tile, u32 full, const Step& step) const {
     const i32 row = work_tile.q_begin + step.q_block * kConfig.q_rows;
     const i32 head = kv_head * params.group_size + step.head;
     if constexpr (!kConfig.paired) {
@@ -71,7 +72,8 @@ struct BackwardLoads {
   }
 
   // A step's first row in lse_log2 and delta.
-  u32 kept(const BackwardStep& step) const {
+  template <class Step>
+  u32 kept(const Step& step) const {
     return first_kept + step.head * u32(params.padded_rows_per_head) +
            step.q_block * kConfig.q_rows;
   }
@@ -80,7 +82,8 @@ struct BackwardLoads {
   static u32 landing(u32 full, u32 landed, i32 rows, i32 rows_left) {
     return kConfig.score.varlen && rows_left < rows ? landed : full;
   }
-  u32 landing_of_queries(u32 full, u32 landed, const BackwardStep& step) const {
+  template <class Step>
+  u32 landing_of_queries(u32 full, u32 landed, const Step& step) const {
     return landing(full, landed, kConfig.q_rows,
                    work_tile.shape.q_len - step.q_block * kConfig.q_rows);
   }
@@ -151,7 +154,7 @@ struct BackwardProducer {
     const u32 first_tile =
         first_dq_tile<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
     const auto q = shared.q();
-    BackwardStep step(range);
+    auto step = first_step<kConfig>(params, work_tile, range);
 #pragma unroll 1
     for (i32 left = range.num_steps; left > 0; --left, step.advance(range)) {
       const u32 q_full = loads.landing_of_queries(q.full(at), shared.q_landed(at), step);
@@ -160,6 +163,11 @@ struct BackwardProducer {
       for (u32 w = 0; w < 2; ++w) {
         if (u32(step.q_block - full[w].begin) >= u32(full[w].count)) {
           flags |= BackwardStepInfo::kPartial << w;
+        }
+        if constexpr (kConfig.score.has_tile_lists()) {
+          const u32 part = kConfig.kv_rows() > kPartRows ? w : 0;
+          if (!step.line.is_met(step.q_block, part)) flags |= BackwardStepInfo::kHidden << w;
+          if (!step.line.is_whole(step.q_block, part)) flags |= BackwardStepInfo::kPartial << w;
         }
       }
       const u32 tile =
@@ -278,7 +286,7 @@ struct BackwardDOutProducer {
       if (range.num_steps > 0) load_v_for_registers(loads);
     }
     const auto dout = shared.dout();
-    BackwardStep step(range);
+    auto step = first_step<kConfig>(params, work_tile, range);
 #pragma unroll 1
     for (i32 left = range.num_steps; left > 0; --left, step.advance(range)) {
       const u32 full = loads.landing_of_queries(dout.full(at), shared.dout_landed(at), step);
@@ -338,7 +346,7 @@ struct BackwardTailZeroFill {
     const i32 keys = work_tile.shape.kv_len - work_tile.kv_block * kConfig.kv_rows();
     const bool cuts_keys = keys < kConfig.kv_rows();
     const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
-    BackwardStep step(range);
+    auto step = first_step<kConfig>(params, work_tile, range);
 #pragma unroll 1
     for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
       const i32 queries = work_tile.shape.q_len - step.q_block * kConfig.q_rows;

@@ -19,6 +19,7 @@
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
+#include "kernels/tile_lists.h"
 
 namespace fulmen {
 
@@ -208,6 +209,39 @@ constexpr const DocumentBlocks& document_blocks_of(const BackwardParams& params,
   return params.document_blocks[first + work_tile.kv_block];
 }
 
+// What lists of tiles leave to a work tile, head by head.
+template <BackwardSm90Config kConfig>
+struct ListedQueries {
+  using Line = TileLine<kConfig.kv_rows() / kPartRows, kConfig.score.mask_tiles>;
+
+  const BackwardParams& params;
+  const BackwardTile& work_tile;
+
+  // Of a query head among those of the kv head.
+  Line line(i32 head) const {
+    const i32 index = work_tile.batch_kv_head / params.heads_kv;
+    const i32 first = (work_tile.batch_kv_head - index * params.heads_kv) * params.group_size;
+    const TileLists& lists = params.tile_lists;
+    return Line(lists, lists.line_number(index, first + head, params.heads_q, work_tile.kv_block));
+  }
+
+  // Steps of all heads.
+  i32 count(const QueryBlockRange& range) const {
+    i32 steps = 0;
+    if (range.count <= 0) return 0;
+    const i32 end = range.begin + range.count;
+#pragma unroll 1
+    for (i32 head = 0; head < range.heads; ++head) {
+      const Line own = line(head);
+#pragma unroll 4
+      for (i32 group = range.begin / 32; 32 * group < end; ++group) {
+        steps += ptx::count_ones(own.met(group, range.begin, end));
+      }
+    }
+    return steps;
+  }
+};
+
 // The same of a work tile or a part of one.
 template <BackwardSm90Config kConfig>
 constexpr QueryBlockRange query_block_range(const BackwardParams& params,
@@ -221,6 +255,10 @@ constexpr QueryBlockRange query_block_range(const BackwardParams& params,
     range.count = max(end - range.begin, 0);
     range.rotation = 0;
     range.num_steps = range.count * range.heads;
+  }
+  if constexpr (kConfig.score.has_tile_lists()) {
+    range.rotation = 0;
+    range.num_steps = ListedQueries<kConfig>{params, work_tile}.count(range);
   }
   if (split_number<kConfig>(params, work_tile) < 0) return range;
   range.first = range.num_steps * work_tile.part / params.num_parts;
@@ -250,6 +288,57 @@ struct BackwardStep {
     ++head;
   }
 };
+
+// One step of those that lists of tiles leave.
+template <BackwardSm90Config kConfig>
+struct ListedStep {
+  using Queries = ListedQueries<kConfig>;
+
+  Queries queries;
+  i32 head = 0;
+  i32 q_block = 0;
+  typename Queries::Line line;
+  i32 group;
+  u32 left;  // of the group, without this one
+
+  ListedStep(const Queries& queries_, const QueryBlockRange& range) : queries(queries_) {
+    if (range.num_steps <= 0) return;
+    begin_head(range);
+    advance(range);
+  }
+  // To the next, where there is one.
+  void advance(const QueryBlockRange& range) {
+#pragma unroll 1
+    while (left == 0) {
+      if (32 * ++group < range.begin + range.count) {
+        left = line.met(group, range.begin, range.begin + range.count);
+      } else {
+        if (++head >= range.heads) return;
+        begin_head(range);
+      }
+    }
+    q_block = 32 * group + ptx::count_ones((left & (0 - left)) - 1);  // the lowest bit
+    left &= left - 1;
+  }
+
+ private:
+  void begin_head(const QueryBlockRange& range) {
+    line = queries.line(head);
+    group = range.begin / 32;
+    left = line.met(group, range.begin, range.begin + range.count);
+  }
+};
+
+// The first of a range's steps.
+template <BackwardSm90Config kConfig>
+inline auto first_step(const BackwardParams& params, const BackwardTile& work_tile,
+                       const QueryBlockRange& range) {
+  if constexpr (kConfig.score.has_tile_lists()) {
+    return ListedStep<kConfig>({params, work_tile}, range);
+  } else {
+    return BackwardStep(range);
+  }
+}
 
 // Pieces of dQ (kConversionRows rows of one head) of a kv head that a work tile converts.
 struct DqConversion {

@@ -37,9 +37,9 @@ struct KeyTerms {
 
   using Slopes = float[kConfig.score.has_slopes() ? kFloats : 1];
 
-  // Leaves d score / d (scale dot) in `slopes` where scores are modified. one_document: of all
-  // pairs.
-  void map(Scores& S, Slopes& slopes, bool one_document) const {
+  // Leaves d score / d (scale dot) in `slopes` where scores are modified. plain: what was asked of
+  // the pairs as a whole, documents and a user's mask, hides none.
+  void map(Scores& S, Slopes& slopes, bool plain) const {
     float alibi = 0;
     if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
@@ -59,12 +59,17 @@ struct KeyTerms {
       S[i] = s;
     }
     if constexpr (kConfig.score.bias != DType::kNone || kConfig.score.mask) add_pairs(S);
-    if constexpr (kConfig.score.user.any()) ask_user(S, slopes);
-    if (kConfig.score.documents && !one_document) hide_documents(S);
+    const bool hides = !(kConfig.score.mask_tiles && plain);
+    if constexpr (kConfig.score.user.score) {
+      ask_user(S, slopes, hides);
+    } else if constexpr (kConfig.score.user.mask) {
+      if (hides) ask_user(S, slopes, true);
+    }
+    if (kConfig.score.documents && !plain) hide_documents(S);
   }
 
   // The user's score, and mask; likewise of the last row and key past the end.
-  void ask_user(Scores& S, Slopes& slopes) const {
+  void ask_user(Scores& S, Slopes& slopes, bool hides) const {
     using User = UserExpression<FastMath<typename ElementOf<kConfig.dtype>::Real>>;
     const ExpressionParams& e = expression_of(params);
     const SequenceShape& shape = work_tile.shape;
@@ -90,7 +95,7 @@ struct KeyTerms {
             slopes[f] = kConfig.score.score_mod ? slopes[f] * mapped.slope : mapped.slope;
           }
           if constexpr (kConfig.score.user.mask) {
-            if (!User::shows(e, row, column, outside)) S[f] = -kInfinity<float>;
+            if (hides && !User::shows(e, row, column, outside)) S[f] = -kInfinity<float>;
           }
         }
       }

@@ -25,14 +25,17 @@ struct BackwardWork {
 struct BackwardStepInfo {
   u32 tile;   // of dq_accum, q_rows rows each; without dQ: the query head
   u32 flags;  // the block of queries; kLast; kPartial << warpgroup: its mask has to be looked at;
-              // kLargeScores, set by the consumers: a row is beyond kLargeScore
+              // kHidden << warpgroup: lists of blocks hide it; kLargeScores, set by the consumers:
+              // a row is beyond kLargeScore
 
+  static constexpr u32 kHidden = 1u << 26;
   static constexpr u32 kLargeScores = 1u << 28;
   static constexpr u32 kPartial = 1u << 29;
   static constexpr u32 kLast = 1u << 31;
-  constexpr i32 q_block() const { return i32(flags & (kLargeScores - 1)); }
+  constexpr i32 q_block() const { return i32(flags & (kHidden - 1)); }
   constexpr bool is_last() const { return flags & kLast; }
   constexpr bool is_partial(u32 warpgroup) const { return flags & kPartial << warpgroup; }
+  constexpr bool is_hidden(u32 warpgroup) const { return flags & kHidden << warpgroup; }
   constexpr bool is_plain(u32 warpgroup) const {
     return !(flags & (kLargeScores | kPartial << warpgroup));
   }

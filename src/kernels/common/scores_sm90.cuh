@@ -88,14 +88,16 @@ struct PairTerms {
     }
   }
 
-  // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kOneDocument:
-  // documents hide none. kWhole: no interval mask cuts the block, so that an index out of range is
-  // a visible pair's.
-  // take_slope: as IgnoreSlopes.
-  template <bool kOneDocument, bool kWhole, class TakeSlope>
+  // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kPlain: what was
+  // asked of the block as a whole, documents and a user's mask, hides none. kWhole: no interval
+  // mask cuts the block, so that an index out of range is a visible pair's. take_slope: as
+  // IgnoreSlopes.
+  template <bool kPlain, bool kWhole, class TakeSlope>
   void apply(Scores& S, i32 first_key, TakeSlope& take_slope) const {
-    constexpr bool kDocuments = kConfig.score.documents && !kOneDocument;
-    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kUser.any()) return;
+    constexpr bool kDocuments = kConfig.score.documents && !(kPlain && kConfig.skips_documents);
+    constexpr bool kMask = kUser.mask && !(kPlain && kConfig.score.mask_tiles);
+    constexpr bool kAsks = kUser.score || kMask;
+    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks) return;
     if (kv_len == 0) return;  // nothing to read
     bool outside = false;
 #pragma unroll
@@ -114,9 +116,9 @@ struct PairTerms {
             const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
             s = added == -kInfinity<float> ? added : s + bias_log2(added);
           }
-          if constexpr (kUser.any()) {
+          if constexpr (kAsks) {
             const MappedScore<float> mapped =
-                user_log2<TakeSlope::kWanted>(s, r, static_cast<i32>(key), outside);
+                user_log2<TakeSlope::kWanted, kMask>(s, r, static_cast<i32>(key), outside);
             s = mapped.score;
             if constexpr (TakeSlope::kWanted) take_slope(i + 2 * r + c, mapped.slope);
           }
@@ -131,7 +133,7 @@ struct PairTerms {
         }
       }
     }
-    if constexpr (kUser.any() && kWhole) report_outside(*expression, outside);
+    if constexpr (kAsks && kWhole) report_outside(*expression, outside);
   }
 
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
@@ -173,7 +175,7 @@ struct PairTerms {
 
   // What the user makes of a score in log2, -inf where the mask hides the pair, whatever the score
   // is then, and where the bias has; and the slope of that.
-  template <bool kSlope>
+  template <bool kSlope, bool kMask>
   MappedScore<float> user_log2(float s, i32 r, i32 key, bool& outside) const {
     ExpressionPair pair{};
     pair.j = key;
@@ -187,7 +189,7 @@ struct PairTerms {
     }
     if constexpr (kUser.score) mapped.score *= kLog2E<float>;
     bool shown = !has_bias() || s != -kInfinity<float>;
-    if constexpr (kUser.mask) {
+    if constexpr (kMask) {
       shown = shown && User::shows(*expression, user.row[r], column, beyond);
     }
     outside = outside || (shown && beyond);
@@ -231,13 +233,15 @@ struct FragmentScores {
     }
   }
 
-  // first_key: of the block. kOneDocument: its keys and all rows are of one.
-  template <bool kOneDocument = false, bool kWhole = kConfig.score.mask_kind == MaskKind::kNone>
+  // first_key: of the block. kPlain, kWhole: as of the terms of pairs.
+  static constexpr bool kUncut =
+      kConfig.score.mask_kind == MaskKind::kNone && !kConfig.score.blocks;
+  template <bool kPlain = false, bool kWhole = kUncut>
   void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
     IgnoreSlopes ignore;
-    apply<kOneDocument, kWhole>(S, first_key, ignore);
+    apply<kPlain, kWhole>(S, first_key, ignore);
   }
-  template <bool kOneDocument = false, bool kWhole = false, class TakeSlope>
+  template <bool kPlain = false, bool kWhole = false, class TakeSlope>
   void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, TakeSlope& take_slope) const {
     if constexpr (!kConfig.maps_scores()) return;
     const float distance[2] = {position[0] - static_cast<float>(first_key),
@@ -256,7 +260,7 @@ struct FragmentScores {
       }
       S[i] = s;
     }
-    pairs.template apply<kOneDocument, kWhole>(S, first_key, take_slope);
+    pairs.template apply<kPlain, kWhole>(S, first_key, take_slope);
   }
 };
 

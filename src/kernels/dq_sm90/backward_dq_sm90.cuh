@@ -156,6 +156,11 @@ struct BackwardDqConsumer
     if (thread == 0) ptx::mbarrier_arrive(barrier);
   }
 
+  void release_k(typename Shared::KvState at) const {
+    const u32 of = kConfig.score.has_tile_lists() ? thread % 32 : thread;
+    if (of == 0) ptx::mbarrier_arrive(shared.k().empty(at));
+  }
+
   // Blocks of keys from j down to `begin` that only other warpgroups of this thread block see.
   void skip_blocks(i32& j, i32 begin) {
 #pragma unroll 1
@@ -197,8 +202,7 @@ struct BackwardDqConsumer
   void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
     ptx::wgmma_wait<1>();
     auto slopes = pairs.terms.slopes(S);
-    pairs.scores.template apply<kConfig.skips_documents && !kPartial>(S, j * kConfig.kv_rows,
-                                                                      slopes);
+    pairs.scores.template apply<!kPartial>(S, j * kConfig.kv_rows, slopes);
     if constexpr (kPartial)
       hide_keys<kConfig>(S, pairs.visible, j * kConfig.kv_rows + first_column());
     pairs.terms.shift_large_scores(S);
@@ -216,7 +220,7 @@ struct BackwardDqConsumer
     issue_output<kConfig>(dQ, dS, shared.k().address(kv_at), accumulate);
     ping_pong_arrive();
     ptx::wgmma_wait<0>();
-    release(shared.k().empty(kv_at));
+    release_k(kv_at);
     kv_at.advance();
   }
 
@@ -236,7 +240,7 @@ struct BackwardDqConsumer
     const SeqlenInfo seqlen = seqlen_info(work);
     const Pairs pairs = pairs_of(work, seqlen);
     i32 j = blocks.all_end - 1;
-    skip_blocks(j, blocks.end);
+    if constexpr (!kConfig.score.has_tile_lists()) skip_blocks(j, blocks.end);
     shared.q().consumer_wait(q_at);
     shared.q().consumer_wait(dout_at);
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
@@ -246,6 +250,15 @@ struct BackwardDqConsumer
     Scores S, dP;
     Weights dS;
     bool accumulate = false;
+    KeyStep listed{};  // with lists of tiles
+    const auto issue = [&](Scores& S, Scores& dP) {
+      if constexpr (kConfig.score.has_tile_lists()) {
+        this->shared.k().consumer_wait(kv_at);
+        listed = read_key_step<kConfig>(this->shared, kv_at);
+        j = listed.template block_of<kConfig>(warpgroup);
+      }
+      issue_products(S, dP, rQ, q, dout);
+    };
     // dQ += dS K of a block; kLooksAhead: S and dP of the next block are issued behind it
     const auto step = [&](auto partial) {
       constexpr bool kPartial = decltype(partial)::kValue;
@@ -255,37 +268,51 @@ struct BackwardDqConsumer
         ping_pong_wait();
         issue_output<kConfig>(dQ, dS, this->shared.k().address(here), accumulate);
         accumulate = true;
-        issue_products(S, dP, rQ, q, dout);
+        issue(S, dP);
         ping_pong_arrive();
         ptx::wgmma_wait<2>();
-        release(this->shared.k().empty(here));
+        release_k(here);
         this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
       } else {
         Scores S, dP;
         Weights dS;
-        issue_products(S, dP, rQ, q, dout);
+        issue(S, dP);
         this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
         add_block(dQ, dS, accumulate);
         accumulate = true;
       }
     };
     if constexpr (kLooksAhead) {
-      issue_products(S, dP, rQ, q, dout);
+      issue(S, dP);
       finish_products<true>(dS, S, dP, pairs, j--);
+    } else if constexpr (kConfig.score.has_tile_lists()) {
+      step(Flag<true>{});
     }
+    if constexpr (kConfig.score.has_tile_lists()) {
+      const i32 part = q_tile<kConfig>(warpgroup);
+      while (!listed.is_last()) {
 #pragma unroll 1
-    while (j >= blocks.full_end) step(Flag<true>{});
+        while (listed.goes_on(part, false)) step(Flag<true>{});
 #pragma unroll 1
-    while (j >= blocks.full_begin) step(Flag<false>{});
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
+        while (listed.goes_on(part, true)) step(Flag<false>{});
+      }
+    } else {
 #pragma unroll 1
-      while (j >= blocks.begin) step(Flag<true>{});
+      while (j >= blocks.full_end) step(Flag<true>{});
+#pragma unroll 1
+      while (j >= blocks.full_begin) step(Flag<false>{});
+      if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
+#pragma unroll 1
+        while (j >= blocks.begin) step(Flag<true>{});
+      }
     }
     if constexpr (kLooksAhead) add_block(dQ, dS, accumulate);
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) skip_blocks(j, blocks.all_begin);
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kConfig.score.has_tile_lists()) {
+      skip_blocks(j, blocks.all_begin);
+    }
     zero_masked_rows(dQ, pairs);
   }
 
@@ -321,7 +348,8 @@ struct BackwardDqConsumer
       const Work work{block, row, count};
       Sums dQ;
       compute(dQ, work, read_key_blocks(shared, count, warpgroup));
-      if constexpr (kConfig.score.mask_kind != MaskKind::kNone || kConfig.score.has_pair_terms()) {
+      if constexpr (kConfig.score.mask_kind != MaskKind::kNone || kConfig.score.has_pair_terms() ||
+                    kConfig.score.has_tile_lists()) {
         const i32 group = forward.heads_q / forward.heads_kv;
         mark_nonfinite(params.nonfinite, block.batch * forward.heads_kv + block.head / group,
                        probe(dQ));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
+#include "kernels/forward_sm90/listed_keys.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -63,6 +64,19 @@ struct BackwardDqProducer {
     kv_at.advance();
   }
 
+  // The blocks of keys that lists leave.
+  void load_listed(const QueryBlock& block, i32 head, const SeqlenInfo& seqlen, u32 count) {
+    KeyWalk<kConfig> walk(shared, params.forward, block, count);
+    auto now = walk.first(), next = walk.next();
+#pragma unroll 1
+    for (; now.block >= 0; now = next, next = walk.next()) {
+      if (next.block < 0) ptx::mbarrier_arrive(shared.nearly_loaded());
+      ptx::mbarrier_wait(shared.k().empty(kv_at), kv_at.phase ^ 1);
+      write_key_step<kConfig>(shared, kv_at, now, next);
+      load_keys(now.block, head, seqlen);
+    }
+  }
+
   void run() {
     const ForwardParams& forward = params.forward;
 #pragma unroll 1
@@ -77,6 +91,10 @@ struct BackwardDqProducer {
       const i32 kv_head = block.head / (forward.heads_q / forward.heads_kv);
       load_queries(params.maps.q, block, seqlen);
       load_queries(params.maps.dout, block, seqlen);
+      if constexpr (kConfig.score.has_tile_lists()) {
+        load_listed(block, kv_head, seqlen, count);
+        continue;
+      }
 #pragma unroll 1
       for (i32 j = last; j >= first; --j) {
         if (j == min(first + 1, last)) ptx::mbarrier_arrive(shared.nearly_loaded());
@@ -131,15 +149,14 @@ struct BackwardDqTailZeroFill {
       const WorkTile tile = read_work_tile(shared, count);
       if (tile.block.q_block < 0) return;
       const SeqlenInfo seqlen = read_seqlen_info(shared, params.forward, tile.block, count);
-      const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+      KeyOrder<kConfig> order(shared, params.forward, tile.block, count);
       ptx::warp_sync();
       if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
-#pragma unroll 1
-      for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
+      order.each([&](i32 j) {
         const i32 rows = rows_inside<kConfig>(seqlen, j);
         if (rows < kConfig.kv_rows) zero_fill(rows);
         kv_at.advance();
-      }
+      });
     }
   }
 };

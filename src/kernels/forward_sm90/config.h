@@ -9,6 +9,7 @@
 
 #include "kernels/params.h"
 #include "kernels/score_options.h"
+#include "kernels/tile_lists.h"
 
 namespace fulmen {
 
@@ -112,8 +113,9 @@ struct ForwardSm90Config {
   }
   constexpr i32 barrier_bytes() const {  // and two work tiles
     return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages + (gathers ? 2 : 0)) +
-           (fills_tails() ? 8 * stages : 0);
+           (fills_tails() ? 8 * stages : 0) + key_step_bytes();
   }
+  constexpr i32 key_step_bytes() const { return score.has_tile_lists() ? 8 * stages : 0; }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
   constexpr i32 row_bytes(i32 columns) const {
     return (columns * element_bytes() + 127) / 128 * 128;
@@ -169,7 +171,9 @@ struct ForwardSm90Config {
     if (q_register_dims > 0 || split_dims || !specialised || !swizzle) {
       return "e4m3 takes Q from swizzled tiles, and a warp that loads";
     }
-    if (maps_scores() || score.dropout || caches) return "e4m3 takes masks of intervals alone";
+    if (maps_scores() || score.dropout || caches || score.blocks) {
+      return "e4m3 takes masks of intervals alone";
+    }
     if (shift_rule == ShiftRule::kFirstBlock) {
       return "e4m3 does not hold every probability relative to the first block";
     }
@@ -182,6 +186,13 @@ struct ForwardSm90Config {
       return "heads share a tile without ALiBi, bias, mask, documents, dropout and staged O";
     }
     if (skips_documents && !score.documents) return "there are no documents to skip";
+    if (score.has_tile_lists() && (heads > 1 || caches || !specialised || q_tiles() > 2)) {
+      return "lists of tiles take a warp that loads, two warpgroups, and no heads that share a "
+             "tile";
+    }
+    if (score.mask_tiles && (score.blocks || !score.user.mask || kv_rows > 128)) {
+      return "a mask says which tiles are met where lists do not, of up to 128 keys";
+    }
     if (caches && (!score.varlen || score.has_pair_terms())) {
       return "caches have lengths, and no bias, mask and documents";
     }
@@ -297,9 +308,10 @@ struct ForwardParams {
                         // null where each thread block has one block of queries
   float scale;          // softmax scale
   ScoreMod score_mod;
-  float kept_scale;     // of probabilities that dropout keeps; 1 without
-  IdRange* key_ranges;  // with config.skips_documents: the documents of each block of keys
-  u8* values;           // of e4m3: V by blocks of keys, transposed (values.cuh)
+  float kept_scale;      // of probabilities that dropout keeps; 1 without
+  IdRange* key_ranges;   // with config.skips_documents: the documents of each block of keys
+  u8* values;            // of e4m3: V by blocks of keys, transposed (values.cuh)
+  TileLists tile_lists;  // with score.has_tile_lists(): of blocks of queries
 
   // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
   // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.

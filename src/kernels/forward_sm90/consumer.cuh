@@ -71,7 +71,8 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
     }
   }
   void release_k() {
-    if (thread == 0) shared.k().consumer_release(k_at);
+    const u32 of = kConfig.score.has_tile_lists() ? thread % 32 : thread;
+    if (of == 0) shared.k().consumer_release(k_at);
     advance_k();
   }
   void release_v() {
@@ -196,8 +197,10 @@ struct ForwardEpilogue {
   const Warpgroup& wg;
 
   // Sends the work tile to the fallback if a row left the range of float32 or is not finite.
+  // saw_whole: with lists of tiles, whether the rows saw a block whole; if not, a row without a
+  // maximum saw no key.
   void request_fallback(const float (&O)[kConfig.o_dims() / 2], const RowSoftmax<kConfig>& softmax,
-                        const Interval (&visible)[2], const Work& work) const {
+                        const Interval (&visible)[2], bool saw_whole, const Work& work) const {
     const i32 q_len = wg.seqlen_info(work).shape.q_len;
     float probe[2] = {0, 0};  // 0, or NaN if an element of the row is inf or NaN
 #pragma unroll
@@ -208,7 +211,10 @@ struct ForwardEpilogue {
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
       const bool counts = wg.q_row(work, r) < q_len;
-      const bool in_range = visible[r].size() == 0 || softmax.in_range(r);
+      bool in_range = visible[r].size() == 0 || softmax.in_range(r);
+      if constexpr (kConfig.score.has_tile_lists()) {
+        in_range |= !saw_whole && softmax.row_max[r] == -kInfinity<float>;
+      }
       failed = failed || (counts && !(in_range && probe[r] == 0));
     }
     if (ptx::any(failed) && wg.thread % 32 == 0) {

@@ -52,7 +52,15 @@ struct ForwardConsumer {
     bool accumulate = false;
     float sign = 1;  // e4m3: of the product of the scales of q and k
     i32 blocks_left = kConfig.promoted_blocks;
+    KeyStep step;            // with lists of tiles
+    bool saw_whole = false;  // likewise: a block that all rows see
   };
+
+  // With lists of tiles: what this block of keys is and what comes next; returns its number.
+  i32 take_key_step(Rows& rows) const {
+    rows.step = read_key_step<kConfig>(wg.shared, wg.k_at);
+    return rows.step.template block_of<kConfig>(wg.warpgroup);
+  }
 
   // total += O, which begins anew. Always: after the last block of keys.
   template <bool kAlways>
@@ -81,6 +89,7 @@ struct ForwardConsumer {
     wg.produce();
     wg.shared.k().consumer_wait(wg.k_at);
     wg.ping_pong_wait();
+    if constexpr (kConfig.score.has_tile_lists()) j = take_key_step(rows);
     issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
     wg.ping_pong_arrive();
     wg.find_visible_keys(rows.visible, work);
@@ -106,6 +115,7 @@ struct ForwardConsumer {
     wg.produce();
     if (wg.waits_for_data()) wg.shared.k().consumer_wait(wg.k_at);
     wg.ping_pong_wait();
+    if constexpr (kConfig.score.has_tile_lists()) j = take_key_step(rows);
     // S = Q K_j^T
     issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
     // O += P_{j+1} V_{j+1}
@@ -117,8 +127,7 @@ struct ForwardConsumer {
     wg.release_k();
     // S = scores in log2, -inf where hidden; all this under the product above
     constexpr bool kWhole = kMask == MaskKind::kNone;
-    rows.scores.template apply<kConfig.skips_documents && kWhole,
-                               kWhole || kConfig.score.mask_kind == MaskKind::kNone>(
+    rows.scores.template apply<kWhole, kWhole || FragmentScores<kConfig>::kUncut>(
         S, j * kConfig.kv_rows);
     wg.sign_scores(S, rows.sign);
     if constexpr (kMask != MaskKind::kNone) wg.template apply_mask<kMask>(S, rows.visible, j);
@@ -158,10 +167,36 @@ struct ForwardConsumer {
     promote<true>(rows, O, total);
   }
 
+  // The blocks of keys after the first that intervals leave.
+  void walk(Rows& rows, Output& O, Promoted& total, Weights& P, const KeyBlocks& blocks, i32 j) {
+#pragma unroll 1
+    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, total, P, j);
+#pragma unroll 1
+    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, total, P, j);
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
+#pragma unroll 1
+      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, total, P, j);
+    }
+  }
+
+  // Those that lists leave, too.
+  void walk_listed(Rows& rows, Output& O, Promoted& total, Weights& P) {
+    const i32 part = q_tile<kConfig>(wg.warpgroup);
+    while (!rows.step.is_last()) {
+#pragma unroll 1
+      while (rows.step.goes_on(part, false)) step<MaskKind::kRight>(rows, O, total, P, 0);
+#pragma unroll 1
+      while (rows.step.goes_on(part, true)) {
+        rows.saw_whole = true;
+        step<MaskKind::kNone>(rows, O, total, P, 0);
+      }
+    }
+  }
+
   // All blocks of keys of a work tile, from the last to the first.
   void compute_block(const Work& work, const KeyBlocks& blocks) {
     i32 j = blocks.all_end - 1;
-    wg.skip_blocks(j, blocks.end);
+    if constexpr (!kConfig.score.has_tile_lists()) wg.skip_blocks(j, blocks.end);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
     Output O;
     Promoted total = {};
@@ -173,26 +208,23 @@ struct ForwardConsumer {
     }
     wait_for_queries(rows);
     begin(rows, P, work, blocks, j--);
-#pragma unroll 1
-    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, total, P, j);
-#pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, total, P, j);
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
-#pragma unroll 1
-      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, total, P, j);
+    if constexpr (kConfig.score.has_tile_lists()) {
+      walk_listed(rows, O, total, P);
+    } else {
+      walk(rows, O, total, P, blocks, j);
     }
     wg.release_q();
     end(rows, O, total, P);
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kConfig.score.has_tile_lists()) {
       j = blocks.begin - 1;
       wg.skip_blocks(j, blocks.all_begin);
     }
     const ForwardEpilogue<kConfig> epilogue{wg};
     if constexpr (kConfig.has_8_bits()) {
-      epilogue.request_fallback(total, rows.softmax, rows.visible, work);
+      epilogue.request_fallback(total, rows.softmax, rows.visible, rows.saw_whole, work);
       epilogue.template write<false>(total, rows.softmax, work);
     } else {
-      epilogue.request_fallback(O, rows.softmax, rows.visible, work);
+      epilogue.request_fallback(O, rows.softmax, rows.visible, rows.saw_whole, work);
       epilogue.template write<false>(O, rows.softmax, work);
     }
   }

@@ -9,6 +9,7 @@
 
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"
+#include "kernels/forward_sm90/listed_keys.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -102,6 +103,30 @@ struct ForwardProducer {
     load_v(first, head, seqlen, range);
   }
 
+  // The blocks of keys that lists leave.
+  void load_listed(const QueryBlock& block, const SeqlenInfo& seqlen, u32 count) {
+    const i32 head = kv_head(block);
+    KeyWalk<kConfig> walk(shared, params, block, count);
+    auto now = walk.first(), next = walk.next();
+    const auto load_next_k = [&] {
+      if (next.block < 0) tell_nearly_loaded();
+      ptx::mbarrier_wait(shared.k().empty(k_at), k_at.phase ^ 1);
+      write_key_step<kConfig>(shared, k_at, now, next);
+      load_k(now.block, head, seqlen);
+    };
+    load_next_k();
+    load_q(block, seqlen);
+#pragma unroll 1
+    while (next.block >= 0) {
+      const i32 before = now.block;
+      now = next;
+      next = walk.next();
+      load_next_k();
+      load_v(before, head, seqlen, 0);
+    }
+    load_v(now.block, head, seqlen, 0);
+  }
+
   void run() {
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
@@ -109,9 +134,13 @@ struct ForwardProducer {
       const ptx::U32x4 tile = ptx::load_shared_x4(shared.work_tile(count));
       const QueryBlock block{i32(tile.word[0]), i32(tile.word[1]), i32(tile.word[2])};
       if (block.q_block < 0) return;
-      load_block(block, read_seqlen_info(shared, params, block, count),
-                 ptx::load_shared(shared.key_blocks(count, 0) + 16),
-                 ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+      const SeqlenInfo seqlen = read_seqlen_info(shared, params, block, count);
+      if constexpr (kConfig.score.has_tile_lists()) {
+        load_listed(block, seqlen, count);
+      } else {
+        load_block(block, seqlen, ptx::load_shared(shared.key_blocks(count, 0) + 16),
+                   ptx::load_shared(shared.key_blocks(count, 0) + 20) - 1);
+      }
     }
   }
 };
@@ -187,15 +216,14 @@ struct ForwardTailZeroFill {
       const WorkTile tile = read_work_tile(shared, count);
       if (tile.block.q_block < 0) return;
       const SeqlenInfo seqlen = read_seqlen_info(shared, params, tile.block, count);
-      const KeyBlocks blocks = read_key_blocks(shared, count, 0);
+      KeyOrder<kConfig> order(shared, params, tile.block, count);
       ptx::warp_sync();
       if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(shared.done(count));
-#pragma unroll 1
-      for (i32 j = blocks.all_end - 1; j >= blocks.all_begin; --j) {
+      order.each([&](i32 j) {
         const i32 rows = rows_inside<kConfig>(seqlen, j);
         if (rows < kConfig.kv_rows) zero_fill(rows);
         v_at.advance();
-      }
+      });
     }
   }
 };

@@ -136,8 +136,9 @@ struct RowSoftmax {
   bool in_range(i32 row) const {
     if (kTracksMaximum && row_max[row] == -kInfinity<float>) return true;
     if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
-    if constexpr (kConfig.score.stats) return is_within(row_max[row], 1024);
-    return kConfig.maps_scores() || !kConfig.folded_scale || is_within(row_max[row], 0x1p24f);
+    const float m = kConfig.score.has_tile_lists() ? shift(row) : row_max[row];
+    if constexpr (kConfig.score.stats) return is_within(m, 1024);
+    return kConfig.maps_scores() || !kConfig.folded_scale || is_within(m, 0x1p24f);
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.

@@ -34,8 +34,9 @@ struct ForwardStorage {
   static constexpr u32 kVBarriers = kKBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kLanded = kVBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kFoundBarriers = kLanded + (kConfig.fills_tails() ? 8 * kConfig.stages : 0);
-  static_assert(kFoundBarriers + (kConfig.gathers ? Pipeline<2>::kBarrierBytes : 0) ==
-                u32(kConfig.shared_bytes()));
+  static constexpr u32 kKeySteps =
+      kFoundBarriers + (kConfig.gathers ? Pipeline<2>::kBarrierBytes : 0);
+  static_assert(kKeySteps + kConfig.key_step_bytes() == u32(kConfig.shared_bytes()));
 
   // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
   // warpgroup waits for and releases all tiles of Q: one that missed phases of a barrier would take
@@ -75,12 +76,16 @@ struct ForwardStorage {
   static constexpr u32 parity(u32 count) { return count / 2 % 2; }  // of the two above
   constexpr u32 nearly_loaded() const { return base + kBarriers + 32; }
 
+  // With lists of tiles, two words that come with K: which block it is (listed_keys.cuh). Every
+  // warp reads them, and releases K.
+  constexpr u32 key_step(KvState at) const { return base + kKeySteps + 8 * at.index; }
+
   // TMA -> tail zero-fill: a tile of V has landed that ends past the sequence.
   constexpr u32 landed(KvState at) const { return base + kLanded + 8 * at.index; }
 
   void init() const {
     q().init(kRotatesQ ? kConfig.warpgroups : kConfig.warpgroups / kConfig.q_tiles());
-    k().init(kConfig.warpgroups);
+    k().init(kConfig.warpgroups * (kConfig.score.has_tile_lists() ? 4 : 1));
     v().init(kConfig.warpgroups);
     for (u32 slot = 0; slot < 2; ++slot) {
       ptx::mbarrier_init(published(slot), 1);

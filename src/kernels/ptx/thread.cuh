@@ -30,6 +30,7 @@ inline bool any(bool predicate) { return __any_sync(~0u, predicate); }
 // vote.sync.ballot: bit l is the predicate of lane l. popc.
 inline u32 ballot(bool predicate) { return __ballot_sync(~0u, predicate); }
 inline i32 count_ones(u32 x) { return __popc(x); }
+inline i32 leading_zeros(u32 x) { return __clz(i32(x)); }
 
 // No instruction: x is computed here and not later, where its inputs would have to be kept.
 inline void compute_here(u64& x) { asm volatile("" : "+l"(x)); }

@@ -20,7 +20,7 @@
 #include "kernels/backward_sm90/preprocess.cuh"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/dq_sm90/backward_dq_sm90.cuh"
-#include "tensor_map.h"
+#include "launch_forward.h"
 
 namespace fulmen::test {
 namespace {
@@ -111,6 +111,25 @@ constexpr Kernels kCapped = kernels_of(kCappedDq);
 constexpr Kernels kPairs = kernels_of(kPairsDq);
 constexpr Kernels kWideOptions = kernels_of(kWideDq);
 constexpr Kernels kDocuments = kernels_of(kDocumentsDq);
+
+// Lists of blocks: with dQ among the sums, and by a kernel of its own.
+constexpr Kernels kListed{
+    {.dims = 128, .register_dims = 16, .score = {.stats = true, .blocks = true}}};
+constexpr Kernels kListedCausal{{.dtype = DType::kFloat16,
+                                 .dims = 64,
+                                 .q_rows = 128,
+                                 .score = {.mask_kind = MaskKind::kRight, .blocks = true}}};
+constexpr Kernels kListedOptions = kernels_of([] {
+  ForwardSm90Config config = dq_config(64, 64, MaskKind::kBoth, false);
+  config.score.varlen = config.score.score_mod = config.score.blocks = true;
+  return config;
+}());
+constexpr Kernels kListedWide{
+    {.dims = 192, .dq = false, .register_dims = 128, .score = {.stats = true, .blocks = true}}, [] {
+      ForwardSm90Config config = dq_config(192, 64, MaskKind::kNone, true);
+      config.score.blocks = true;
+      return config;
+    }()};
 
 // The blocks of a grid, which run one after the other or at the same time.
 struct Blocks {
@@ -207,6 +226,12 @@ bool run(const Problem& problem, u32 seed, const Blocks& blocks = {.most = 2}) {
   emulator::launch(
       {2, kPrepare.kThreads, 0, seed, false, "backward_preprocess_sm90", is_sampled(seed)},
       [&] { backward_preprocess_sm90<kPrepare>(prepare); });
+  if constexpr (kFirst.score.blocks) {
+    if constexpr (!kFirst.dq) {
+      launch_lists<false>(plan.query_lists_of(problem, workspace, nullptr), seed);
+    }
+    launch_lists<true>(plan.key_lists_of(problem, workspace, nullptr), seed);
+  }
   const BackwardParams params = plan.main_of(problem, workspace);
   launch<kFirst>(problem, *plan.configs.main, params, seed, blocks);
   if constexpr (!kFirst.dq) {
@@ -244,6 +269,7 @@ Request drawn_request(RandomProblem& random, i64 longest = kKernels.first.dq ? 5
   if (kConfig.score.stats && !kConfig.score.varlen && random.chance(0.7)) {
     random.fill_normal(request.arrays[Array::kK], 3000);
   }
+  if (kConfig.score.blocks) request = with_blocks(random, request);
   // An entry without a key.
   if (void* const lengths = request.arrays[Array::kKvLengths].data) *static_cast<i64*>(lengths) = 0;
   return request;
@@ -304,7 +330,7 @@ bool is_for(const Request& forward, RandomProblem& random) {
       *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
   return chosen.dims == kConfig.dims && chosen.dq == kConfig.dq &&
          chosen.paired == kConfig.paired && chosen.score.mask_kind == kConfig.score.mask_kind &&
-         chosen.score.varlen == kConfig.score.varlen;
+         chosen.q_rows == kConfig.q_rows && chosen.score.varlen == kConfig.score.varlen;
 }
 
 // Seeds from `first` on, as many as draw these kernels `count` times. `unusual`: values that are
@@ -325,6 +351,14 @@ TEST(Sm90BackwardOnHost, DqByQueries) {
   expect_agreement<kDeterministic>(201, 4, false);
   expect_agreement<kWide>(301, 3, false);
   expect_agreement<kKeysAlone>(401, 2, false);
+}
+
+TEST(Sm90BackwardOnHost, ListsOfBlocks) {
+  expect_agreement<kListed>(2101, 5, false);
+  expect_agreement<kListedCausal>(2201, 5, false);
+  expect_agreement<kListedOptions>(2301, 4, false);
+  expect_agreement<kListedWide>(2401, 3, false);
+  expect_agreement<kListedCausal>(2501, 2, true);
 }
 
 TEST(Sm90BackwardOnHost, Options) {

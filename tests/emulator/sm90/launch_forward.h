@@ -11,10 +11,20 @@
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
 #include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/tile_lists.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {
+
+// From lists of blocks to lists of tiles.
+template <bool kByKeys>
+void launch_lists(const TileListsParams& params, u32 seed) {
+  constexpr i32 kThreads = TileListsConfig::kThreads;
+  emulator::launch({static_cast<i32>(ceil_div(params.num_lists, kThreads / 32)), kThreads, 0, seed,
+                    false, "list_tiles_sm90", is_sampled(seed)},
+                   [&] { list_tiles_sm90<TileListsConfig{kByKeys}>(params); });
+}
 
 // Returns how many products of matrices it took, if they are to be counted.
 template <ForwardSm90Config kConfig>
@@ -43,6 +53,16 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
     emulator::launch(
         {static_cast<i32>(blocks), kKeyRangeThreads, 0, seed, false, "document_ranges_sm90"},
         [&] { document_ranges_sm90<kConfig>(arguments); });
+  }
+  std::vector<u32> words;
+  if constexpr (kConfig.score.blocks) {
+    TileListsParams lists =
+        gpu::tile_lists_params(problem, {kConfig.q_rows(), kConfig.kv_rows, false});
+    words.assign(static_cast<size_t>(gpu::tile_lists_bytes(problem, lists)) / 4, 0xa5a5a5a5u);
+    lists.lists.words = words.data();
+    lists.attention.faults = faults;
+    launch_lists<false>(lists, seed);
+    arguments.params.tile_lists = lists.lists;
   }
   const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
   emulator::launch({.blocks = blocks,

@@ -48,6 +48,7 @@ inline u32 ballot(bool predicate) {
   return bits;
 }
 inline i32 count_ones(u32 x) { return std::popcount(x); }
+inline i32 leading_zeros(u32 x) { return std::countl_zero(x); }
 
 inline void compute_here(u64&) {}
 

@@ -31,6 +31,17 @@ LENGTHS: dict[str, Fields] = {
         "heads": 4, "kv_heads": 2, "gradients": (),
     },
 }  # fmt: skip
+# Of more keys than a tile, with lengths.
+LONG: dict[str, Fields] = {
+    "padded_tiles": {
+        "batch": 2, "q_rows": 130, "kv_rows": 200, "q_lengths": (130, 70), "kv_lengths": (200, 137),
+        "heads": 2, "kv_heads": 1, "dim": 64,
+    },
+    "packed_tiles": {
+        "q_packed": (65, 140), "kv_packed": (70, 210), "heads": 2, "q_tail": 2, "kv_tail": 1,
+        "dim": 64,
+    },
+}  # fmt: skip
 BESIDE: dict[str, Fields] = {
     "bias": {"expression": "both", "bias": "1hqk", "masks": (("bool", "b11k", 0.8),)},
     "scores": {"expression": "relative", **ALL_SCORE_OPTIONS, "causal": True},
@@ -54,6 +65,10 @@ def _cases() -> list[Case]:
     for n, name in enumerate(("both", "documents", "temperature", "sinks_and_window")):
         for m, (shape, fields) in enumerate(LENGTHS.items()):
             kind = DTYPES[(n + m) % 4]
+            found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
+    for n, name in enumerate(("documents", "both")):
+        for m, (shape, fields) in enumerate(LONG.items()):
+            kind = DTYPES[2 + (n + m) % 2]
             found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
     for n, (name, fields) in enumerate(BESIDE.items()):
         where = {"q_rows": 20, "kv_rows": 29, "batch": 2, "heads": 4, "kv_heads": 2}

@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// forward_sm90 with lists of blocks, against the scalar oracle, over drawn problems.
+#include "../../gpu/kernels/hopper_request.h"
+#include "launch_forward.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr ForwardSm90Config kListed{.d_qk = 64,
+                                    .d_v = 64,
+                                    .kv_rows = 64,
+                                    .stage_output = false,
+                                    .score = {.stats = true, .blocks = true}};
+constexpr ForwardSm90Config kListedCausal{.dtype = DType::kFloat16,
+                                          .d_qk = 64,
+                                          .d_v = 64,
+                                          .kv_rows = 64,
+                                          .stages = 4,
+                                          .shift_rule = ShiftRule::kWhenGrown,
+                                          .ping_pong = false,
+                                          .score = {.mask_kind = MaskKind::kRight, .blocks = true}};
+constexpr ForwardSm90Config kListedSequences{
+    .d_qk = 64,
+    .d_v = 64,
+    .warpgroups = 1,
+    .kv_rows = 64,
+    .stage_output = false,
+    .score = {.mask_kind = MaskKind::kBoth, .sinks = true, .varlen = true, .blocks = true}};
+constexpr ForwardSm90Config kListedPairs{.d_qk = 64,
+                                         .d_v = 64,
+                                         .kv_rows = 64,
+                                         .stages = 1,
+                                         .shift_rule = ShiftRule::kWhenGrown,
+                                         .stage_output = false,
+                                         .score = {.bias = DType::kFloat32,
+                                                   .documents = true,
+                                                   .dropout = true,
+                                                   .varlen = true,
+                                                   .blocks = true}};
+constexpr ForwardSm90Config kListedWide{.d_qk = 272,
+                                        .d_v = 384,
+                                        .kv_rows = 64,
+                                        .stages = 1,
+                                        .split_dims = true,
+                                        .stage_output = false,
+                                        .score = {.blocks = true}};
+
+template <ForwardSm90Config kConfig>
+void expect_lists_agree(unsigned first, unsigned count, bool unusual = false) {
+  for (unsigned seed = first; seed < first + num_drawn(count); ++seed) {
+    RandomProblem random(seed);
+    const Request drawn = HopperRequest(random, kConfig, 400).request;
+    const Request request = with_blocks(random, drawn);
+    if (unusual) plant_unusual(request, random);
+    expect_agreement<kConfig>(request, random, seed);
+  }
+}
+
+TEST(Sm90ListsOnHost, Plain) { expect_lists_agree<kListed>(1, 12); }
+TEST(Sm90ListsOnHost, Causal) { expect_lists_agree<kListedCausal>(101, 12); }
+TEST(Sm90ListsOnHost, Sequences) { expect_lists_agree<kListedSequences>(201, 12); }
+TEST(Sm90ListsOnHost, PairTerms) { expect_lists_agree<kListedPairs>(301, 8); }
+TEST(Sm90ListsOnHost, WideHeads) { expect_lists_agree<kListedWide>(401, 3); }
+TEST(Sm90ListsOnHost, HiddenDoesNotShow) {
+  expect_lists_agree<kListed>(501, 5, true);
+  expect_lists_agree<kListedSequences>(601, 5, true);
+}
+
+// Rows of which lists leave nothing take one attempt, as others do; blocks that nobody lists take
+// no products.
+TEST(Sm90ListsOnHost, WhatIsNotListedTakesNoProducts) {
+  RandomProblem random(7);
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, 512, 64});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 512});
+  request.options.scale = kNan;
+  request.options.block_q = request.options.block_kv = 128;
+  const auto products = [&](const std::vector<i32>& ids) {
+    Tensor lists = random.array(DType::kInt32, {1, 1, 4, 4});
+    size_t next = 0;
+    RandomProblem::for_each(
+        lists, [&](const i64* at) { store_bytes(RandomProblem::address(lists, at), ids[next++]); });
+    request.arrays[Array::kBlocks] = lists;
+    constexpr ForwardSm90Config kPlain{
+        .d_qk = 64, .d_v = 64, .kv_rows = 64, .stage_output = false, .score = {.blocks = true}};
+    return run_forward<kPlain>(validate(request, Pointers::kChecked), 1, true);
+  };
+  const u64 all = products({0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 0, 1, 2, 3});
+  const u64 half = products({0, -1, -1, 3, 1, 2, 2, 1, 0, 1, -1, -1, 3, 2, -1, -1});
+  const u64 few = products({0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, -1, -1, -1});
+  EXPECT_EQ(2 * half, all);
+  EXPECT_EQ(32 * few, 6 * all) << "two blocks, and a tile for each tile of rows without any";
+}
+
+}  // namespace
+}  // namespace fulmen::test
