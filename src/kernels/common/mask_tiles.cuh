@@ -17,16 +17,18 @@
 
 namespace fulmen {
 
-// The value of lane `lane`.
+template <i32 kCount>
+struct Words {
+  u32 word[kCount];
+};
+
+// The value of lane `lane`, of whole words.
 template <class T>
 T value_of_lane(const T& x, u32 lane) {
-  u32 words[(sizeof(T) + 3) / 4] = {};
-  __builtin_memcpy(words, &x, sizeof(T));
+  auto words = __builtin_bit_cast(Words<i32(sizeof(T)) / 4>, x);
 #pragma unroll
-  for (u32& word : words) word = u32(ptx::shuffle(i32(word), lane));
-  T value;
-  __builtin_memcpy(&value, words, sizeof(T));
-  return value;
+  for (u32& word : words.word) word = u32(ptx::shuffle(i32(word), lane));
+  return __builtin_bit_cast(T, words);
 }
 
 template <MaskTilesConfig kConfig>
@@ -37,11 +39,11 @@ struct MaskTiles {
   static constexpr u32 kMet = 1, kWhole = 2;
 
   // What the mask needs of a row, or of a key.
-  struct Row {
+  struct alignas(8) Row {
     typename User::Row values;
     bool outside;
   };
-  struct Key {
+  struct alignas(8) Key {
     typename User::Column values;
     bool outside;
   };
@@ -68,18 +70,34 @@ struct MaskTiles {
     return made;
   }
 
-  // Whether a pair is shown. An index out of range is a fault where the pair is visible.
-  bool shows(const Row& row, const Key& key, i32 i, i32 j, bool counts, bool& outside) const {
-    bool beyond = row.outside || key.outside;
+  // Whether a pair is shown; suspect: an index of its own was out of range.
+  bool shows(const Row& row, const Key& key, bool& suspect) const {
+    bool beyond = false;
     const bool shown = User::shows(e, row.values, key.values, beyond);
-    if (!kConfig.by_keys && beyond && shown && counts) {
-      outside |= visible_columns(effective_mask<kConfig>(params.mask), shape, i).contains(j);
-    }
+    suspect |= beyond;
     return shown;
   }
 
+  // An index out of range is a fault where the pair is visible to intervals, too.
+  void report_visible(Interval rows, Interval keys) const {
+    bool outside = false;
+#pragma unroll 1
+    for (i64 i = rows.begin; i < rows.end; ++i) {
+      const Interval visible = visible_columns(effective_mask<kConfig>(params.mask), shape, i);
+      const Row own = row(i32(i));
+#pragma unroll 1
+      for (i64 j = keys.begin + lane; j < keys.end; j += 32) {
+        const Key other = key(i32(j), own);
+        bool suspect = own.outside || other.outside;
+        const bool shown = shows(own, other, suspect);
+        outside |= shown && suspect && visible.contains(j);
+      }
+    }
+    report_outside(e, outside);
+  }
+
   // Kinds of kTiles tiles, of rows or keys from `across` on, beside those of a part from `first`
-  // on.
+  // on. What lies past the end is the last again, which changes nothing.
   void kinds(i32 first, i32 across, u32 (&kinds)[kTiles]) const {
     constexpr i32 kLines = kTiles * kPerTile;
     const i32 end = kConfig.by_keys ? shape.kv_len : shape.q_len;  // of the part's side
@@ -88,55 +106,50 @@ struct MaskTiles {
 #pragma unroll
     for (u32& kind : kinds) kind = 0;
     if (count <= 0 || across >= end_across) return;
-    // Of the lane: where its lines of the tiles are, and of the part's, two.
-    i32 at[kLines];
-    bool counts[kLines], some[kTiles] = {}, all[kTiles], outside = false;
+    i32 at[kLines];          // of the lane, in the tiles
+    i32 shown[kTiles] = {};  // pairs
+    bool suspect = false;
 #pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-      all[t] = true;
-#pragma unroll
-      for (i32 n = 0; n < kPerTile; ++n) {
-        const i32 within = 32 * n + lane, index = across + t * kConfig.tile_rows + within;
-        counts[t * kPerTile + n] = within < kConfig.tile_rows && index < end_across;
-        at[t * kPerTile + n] = min(index, end_across - 1);
-      }
+    for (i32 n = 0; n < kLines; ++n) {
+      const i32 within = min(n % kPerTile * 32 + lane, kConfig.tile_rows - 1);
+      at[n] = min(across + n / kPerTile * kConfig.tile_rows + within, end_across - 1);
     }
-    const auto meet = [&](i32 line, bool shown) {
-      some[line / kPerTile] |= shown && counts[line];
-      all[line / kPerTile] &= shown || !counts[line];
-    };
+    const i32 own_at[2] = {min(first + lane, end - 1), min(first + 32 + lane, end - 1)};
     if constexpr (kConfig.by_keys) {
       Row rows[kLines];
 #pragma unroll
       for (i32 n = 0; n < kLines; ++n) rows[n] = row(at[n]);
-      const Key own[2] = {key(min(first + lane, end - 1), rows[0]),
-                          key(min(first + 32 + lane, end - 1), rows[0])};
+      const Key own[2] = {key(own_at[0], rows[0]), key(own_at[1], rows[0])};
 #pragma unroll 1
       for (i32 j = 0; j < count; ++j) {
         const Key other = value_of_lane(j < 32 ? own[0] : own[1], j % 32);
 #pragma unroll
-        for (i32 n = 0; n < kLines; ++n) {
-          meet(n, shows(rows[n], other, at[n], first + j, counts[n], outside));
-        }
+        for (i32 n = 0; n < kLines; ++n) shown[n / kPerTile] += shows(rows[n], other, suspect);
       }
     } else {
-      const Row own[2] = {row(min(first + lane, end - 1)), row(min(first + 32 + lane, end - 1))};
+      const Row own[2] = {row(own_at[0]), row(own_at[1])};
+      suspect = own[0].outside || own[1].outside;
       Key keys[kLines];
 #pragma unroll
-      for (i32 n = 0; n < kLines; ++n) keys[n] = key(at[n], own[0]);
+      for (i32 n = 0; n < kLines; ++n) {
+        keys[n] = key(at[n], own[0]);
+        suspect |= keys[n].outside;
+      }
 #pragma unroll 1
       for (i32 i = 0; i < count; ++i) {
         const Row other = value_of_lane(i < 32 ? own[0] : own[1], i % 32);
 #pragma unroll
-        for (i32 n = 0; n < kLines; ++n) {
-          meet(n, shows(other, keys[n], first + i, at[n], counts[n], outside));
-        }
+        for (i32 n = 0; n < kLines; ++n) shown[n / kPerTile] += shows(other, keys[n], suspect);
       }
-      report_outside(e, outside);
+      if (ptx::any(suspect)) {
+        report_visible({first, first + count},
+                       {across, min(across + kTiles * kConfig.tile_rows, end_across)});
+      }
     }
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
-      const bool is_met = ptx::any(some[t]), is_whole = !ptx::any(!all[t]);
+      const bool is_met = ptx::any(shown[t] > 0) && across + t * kConfig.tile_rows < end_across;
+      const bool is_whole = !ptx::any(shown[t] < count * kPerTile);
       kinds[t] = (is_met ? kMet : 0) | (is_met && is_whole ? kWhole : 0);
     }
   }
