@@ -141,3 +141,39 @@ def test_without_an_emulator():
         assert done.returncode == 2
         assert "FULMEN_EMULATOR is 'nowhere.so', which is no file; build it with" in done.stderr
         assert not done.stdout
+
+
+TILES = """
+import numpy as np, ml_dtypes, fulmen
+from fulmen.lab.cases import emulator
+from fulmen.masks import documents, expression
+
+emulator.start()
+rng = np.random.default_rng(1)
+q, k, v = (emulator.copied(rng.standard_normal((1, 2, 260, 128)).astype(ml_dtypes.bfloat16)) for _ in range(3))
+ids = np.repeat(np.arange(4, dtype=np.int32), 65)
+
+def o_of(mask, **options):
+    made = fulmen.attention_forward(q, k, v, mask=mask, implementation="sm90", **options)
+    return made.o.host.view(np.uint16).copy()
+
+own = emulator.copied(ids)
+for causal in (False, True):
+    text = o_of(expression("doc[i] == doc[j]", doc=own), causal=causal)
+    assert (text == o_of(documents(emulator.copied(ids[None])), causal=causal)).all(), causal
+assert fulmen.device_faults() == 0
+o_of(expression("j < 60 and doc[min(j, 100) + 200] >= 0", doc=own))  # beyond the last from 60 on
+assert fulmen.device_faults() == 0
+o_of(expression("doc[i + 1] >= 0", doc=own))
+assert fulmen.device_faults() == 256
+print("right")
+"""
+
+
+@needs_emulator
+def test_a_mask_by_tiles() -> None:
+    """The bits of documents as an option; an index out of range of a pair that is shown."""
+    done = subprocess.run(
+        [sys.executable, "-c", TILES], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "right\n", done.stdout + done.stderr
