@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists of tiles (kernels/tile_lists.h), of lists of blocks or of a user's mask: the kernel that
-// fills them before a run, and the room that they take.
+// Lists of tiles (kernels/tile_lists/config.h), of lists of blocks or of a user's mask: the kernel
+// that fills them before a run, and the room that they take.
 #pragma once
 
 #include "gpu/gpu_plan.h"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen::gpu {
 

@@ -55,8 +55,8 @@ struct ScoreOptions {
   bool varlen = false;          // lengths or packed offsets, read from device memory
   bool stats = false;           // row_max and row_sum: forward they are written, backward read
   bool fp32_out = false;        // O is float32
-  bool blocks = false;          // lists of blocks say which tiles of pairs are met (tile_lists.h)
-  bool mask_tiles = false;      // a user's mask does
+  bool blocks = false;  // lists of blocks say which tiles of pairs are met (tile_lists/config.h)
+  bool mask_tiles = false;  // a user's mask does
   UserTerms user{};
 
   constexpr bool operator==(const ScoreOptions&) const = default;

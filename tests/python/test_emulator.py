@@ -150,7 +150,8 @@ from fulmen.masks import documents, expression
 
 emulator.start()
 rng = np.random.default_rng(1)
-q, k, v = (emulator.copied(rng.standard_normal((1, 2, 260, 128)).astype(ml_dtypes.bfloat16)) for _ in range(3))
+shape = (3, 1, 2, 260, 128)
+q, k, v = map(emulator.copied, rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
 ids = np.repeat(np.arange(4, dtype=np.int32), 65)
 
 def o_of(mask, **options):

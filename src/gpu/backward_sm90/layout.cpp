@@ -89,8 +89,8 @@ void place_documents(const Problem& problem, const BackwardSm90Configs& configs,
 
 // Lists of tiles: of blocks of keys, for backward_sm90, cleared with the counters; of blocks of
 // queries, for backward_dq_sm90, among what no kernel has to clear.
-void place_lists(const Problem& problem, const BackwardSm90Configs& configs,
-                 BackwardSm90Layout& layout) {
+void add_lists(const Problem& problem, const BackwardSm90Configs& configs,
+               BackwardSm90Layout& layout) {
   if (configs.main && configs.main->score.has_tile_lists()) {
     layout.key_lists_at = layout.zeroed_bytes;
     layout.zeroed_bytes +=
@@ -158,7 +158,7 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   const i64 counters = BackwardSm90Layout::kLaunches + 1 + 3 * layout.num_batch_kv_heads +
                        layout.num_part_counters + semaphores;
   layout.zeroed_bytes = layout.counters_at + rows_up(counters * 4, 16);
-  place_lists(problem, configs, layout);
+  add_lists(problem, configs, layout);
   layout.lse_at = layout.zeroed_bytes;
   layout.delta_at = layout.lse_at + layout.num_rows * (configs.preprocess.score.stats ? 8 : 4);
   layout.key_blocks_at = layout.delta_at + layout.num_rows * 4;

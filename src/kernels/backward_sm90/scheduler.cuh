@@ -19,7 +19,7 @@
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
@@ -184,6 +184,8 @@ struct QueryBlockRange {
   i32 heads;
   i32 first = 0;  // step, in a split tile
   i32 num_steps = count * heads;
+
+  constexpr i32 end() const { return begin + count; }
 };
 
 template <BackwardSm90Config kConfig>
@@ -228,14 +230,11 @@ struct ListedQueries {
   // Steps of all heads.
   i32 count(const QueryBlockRange& range) const {
     i32 steps = 0;
-    if (range.count <= 0) return 0;
-    const i32 end = range.begin + range.count;
-#pragma unroll 1
-    for (i32 head = 0; head < range.heads; ++head) {
+    for (i32 head = 0; head < range.heads && range.count > 0; ++head) {
       const Line own = line(head);
 #pragma unroll 4
-      for (i32 group = range.begin / 32; 32 * group < end; ++group) {
-        steps += ptx::count_ones(own.met(group, range.begin, end));
+      for (i32 group = range.begin / 32; 32 * group < range.end(); ++group) {
+        steps += ptx::count_ones(own.met(group, range.begin, range.end()));
       }
     }
     return steps;
@@ -299,33 +298,25 @@ struct ListedStep {
   i32 q_block = 0;
   typename Queries::Line line;
   i32 group;
-  u32 left;  // of the group, without this one
+  u32 left = 0;  // of the group, without this one
 
-  ListedStep(const Queries& queries_, const QueryBlockRange& range) : queries(queries_) {
-    if (range.num_steps <= 0) return;
-    begin_head(range);
-    advance(range);
+  ListedStep(const Queries& queries_, const QueryBlockRange& range)
+      : queries(queries_), line(queries.line(0)), group(range.begin / 32 - 1) {
+    if (range.num_steps > 0) advance(range);
   }
   // To the next, where there is one.
   void advance(const QueryBlockRange& range) {
 #pragma unroll 1
     while (left == 0) {
-      if (32 * ++group < range.begin + range.count) {
-        left = line.met(group, range.begin, range.begin + range.count);
-      } else {
+      if (32 * ++group >= range.end()) {
         if (++head >= range.heads) return;
-        begin_head(range);
+        line = queries.line(head);
+        group = range.begin / 32;
       }
+      left = line.met(group, range.begin, range.end());
     }
     q_block = 32 * group + ptx::count_ones((left & (0 - left)) - 1);  // the lowest bit
     left &= left - 1;
-  }
-
- private:
-  void begin_head(const QueryBlockRange& range) {
-    line = queries.line(head);
-    group = range.begin / 32;
-    left = line.met(group, range.begin, range.begin + range.count);
   }
 };
 
@@ -338,28 +329,6 @@ inline auto first_step(const BackwardParams& params, const BackwardTile& work_ti
   } else {
     return BackwardStep(range);
   }
-}
-
-// Pieces of dQ (kConversionRows rows of one head) of a kv head that a work tile converts.
-struct DqConversion {
-  i32 batch_kv_head;  // -1: none
-  i32 begin;
-  i32 end;
-  i32 blocks;  // pieces of a head
-  i32 q_begin;
-  i32 q_len;
-};
-
-// The share of a work tile's kv head that the work tile `lag` further on converts.
-constexpr DqConversion conversion_of(const BackwardParams& params, const BackwardTile& work_tile) {
-  const i32 blocks = i32(ceil_div(work_tile.shape.q_len, BackwardSm90Config::kConversionRows));
-  const i64 pieces = i64{blocks} * params.group_size;
-  return {work_tile.batch_kv_head,
-          i32(pieces * work_tile.kv_block / work_tile.num_kv_blocks),
-          i32(pieces * (work_tile.kv_block + 1) / work_tile.num_kv_blocks),
-          blocks,
-          work_tile.q_begin,
-          work_tile.shape.q_len};
 }
 
 // The blocks of queries that share a document with each block of keys (DocumentBlocks), which

@@ -12,6 +12,28 @@
 
 namespace fulmen {
 
+// Pieces of dQ (kConversionRows rows of one head) of a kv head that a work tile converts.
+struct DqConversion {
+  i32 batch_kv_head;  // -1: none
+  i32 begin;
+  i32 end;
+  i32 blocks;  // pieces of a head
+  i32 q_begin;
+  i32 q_len;
+};
+
+// The share of a work tile's kv head that the work tile `lag` further on converts.
+constexpr DqConversion conversion_of(const BackwardParams& params, const BackwardTile& work_tile) {
+  const i32 blocks = i32(ceil_div(work_tile.shape.q_len, BackwardSm90Config::kConversionRows));
+  const i64 pieces = i64{blocks} * params.group_size;
+  return {work_tile.batch_kv_head,
+          i32(pieces * work_tile.kv_block / work_tile.num_kv_blocks),
+          i32(pieces * (work_tile.kv_block + 1) / work_tile.num_kv_blocks),
+          blocks,
+          work_tile.q_begin,
+          work_tile.shape.q_len};
+}
+
 // What the producer publishes to all other roles.
 struct BackwardWork {
   i32 num_steps;  // 0: no query sees the keys; kNoTile: only dQ is left to convert; kEnd: the end

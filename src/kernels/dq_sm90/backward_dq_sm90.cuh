@@ -124,6 +124,7 @@ template <ForwardSm90Config kConfig>
 struct BackwardDqConsumer
     : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong && kDqLooksAhead<kConfig>> {
   static constexpr bool kLooksAhead = kDqLooksAhead<kConfig>;
+  static constexpr bool kListed = kConfig.score.has_tile_lists();
   using Thread = ConsumerThread<kConfig.warpgroups, kConfig.ping_pong && kLooksAhead>;
   using Thread::first_column, Thread::first_row, Thread::ping_pong_arrive, Thread::ping_pong_wait,
       Thread::thread, Thread::warpgroup;
@@ -157,7 +158,7 @@ struct BackwardDqConsumer
   }
 
   void release_k(typename Shared::KvState at) const {
-    const u32 of = kConfig.score.has_tile_lists() ? thread % 32 : thread;
+    const u32 of = kListed ? thread % 32 : thread;
     if (of == 0) ptx::mbarrier_arrive(shared.k().empty(at));
   }
 
@@ -233,6 +234,26 @@ struct BackwardDqConsumer
     }
   }
 
+  // step(Flag<partial>) for the blocks of keys from j on, or after `listed`.
+  template <class Step>
+  void walk(const KeyBlocks& blocks, const i32& j, const KeyStep& listed, const Step& step) const {
+    if constexpr (kListed) return walk_listed(listed, q_tile<kConfig>(warpgroup), step);
+#pragma unroll 1
+    while (j >= blocks.full_end) step(Flag<true>{});
+#pragma unroll 1
+    while (j >= blocks.full_begin) step(Flag<false>{});
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
+#pragma unroll 1
+      while (j >= blocks.begin) step(Flag<true>{});
+    }
+  }
+
+  // What the block at kv_at is and what comes next; returns its number.
+  i32 take_key_step(KeyStep& listed) const {
+    shared.k().consumer_wait(kv_at);
+    return fulmen::take_key_step<kConfig>(shared, kv_at, warpgroup, listed);
+  }
+
   // dQ of 64 rows, before the scale.
   void compute(Sums& dQ, const Work& work, const KeyBlocks& blocks) {
     typename Shared::QState dout_at = q_at;
@@ -240,7 +261,7 @@ struct BackwardDqConsumer
     const SeqlenInfo seqlen = seqlen_info(work);
     const Pairs pairs = pairs_of(work, seqlen);
     i32 j = blocks.all_end - 1;
-    if constexpr (!kConfig.score.has_tile_lists()) skip_blocks(j, blocks.end);
+    if constexpr (!kListed) skip_blocks(j, blocks.end);
     shared.q().consumer_wait(q_at);
     shared.q().consumer_wait(dout_at);
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
@@ -252,11 +273,7 @@ struct BackwardDqConsumer
     bool accumulate = false;
     KeyStep listed{};  // with lists of tiles
     const auto issue = [&](Scores& S, Scores& dP) {
-      if constexpr (kConfig.score.has_tile_lists()) {
-        this->shared.k().consumer_wait(kv_at);
-        listed = read_key_step<kConfig>(this->shared, kv_at);
-        j = listed.template block_of<kConfig>(warpgroup);
-      }
+      if constexpr (kListed) j = take_key_step(listed);
       issue_products(S, dP, rQ, q, dout);
     };
     // dQ += dS K of a block; kLooksAhead: S and dP of the next block are issued behind it
@@ -285,32 +302,15 @@ struct BackwardDqConsumer
     if constexpr (kLooksAhead) {
       issue(S, dP);
       finish_products<true>(dS, S, dP, pairs, j--);
-    } else if constexpr (kConfig.score.has_tile_lists()) {
+    } else if constexpr (kListed) {
       step(Flag<true>{});
     }
-    if constexpr (kConfig.score.has_tile_lists()) {
-      const i32 part = q_tile<kConfig>(warpgroup);
-      while (!listed.is_last()) {
-#pragma unroll 1
-        while (listed.goes_on(part, false)) step(Flag<true>{});
-#pragma unroll 1
-        while (listed.goes_on(part, true)) step(Flag<false>{});
-      }
-    } else {
-#pragma unroll 1
-      while (j >= blocks.full_end) step(Flag<true>{});
-#pragma unroll 1
-      while (j >= blocks.full_begin) step(Flag<false>{});
-      if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
-#pragma unroll 1
-        while (j >= blocks.begin) step(Flag<true>{});
-      }
-    }
+    walk(blocks, j, listed, step);
     if constexpr (kLooksAhead) add_block(dQ, dS, accumulate);
     release(shared.q().empty(q_at));
     release(shared.q().empty(dout_at));
     q_at.advance(2 * kConfig.warpgroups);
-    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kConfig.score.has_tile_lists()) {
+    if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kListed) {
       skip_blocks(j, blocks.all_begin);
     }
     zero_masked_rows(dQ, pairs);

@@ -9,7 +9,7 @@
 
 #include "kernels/params.h"
 #include "kernels/score_options.h"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 

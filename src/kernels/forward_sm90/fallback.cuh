@@ -207,18 +207,15 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
   QRegisters<kConfig> rQ;
   load_q_registers<kConfig>(rQ, sQ);
   KeyStep step{};  // with lists of tiles
-  const auto goes_on = [&](i32 block) {
-    return kConfig.score.has_tile_lists() ? !step.is_last() : block >= blocks.all_begin;
-  };
 #pragma unroll 1
-  for (i32 next = blocks.all_end - 1; goes_on(next); --next) {
+  for (i32 next = blocks.all_end - 1;
+       kConfig.score.has_tile_lists() ? !step.is_last() : next >= blocks.all_begin; --next) {
     // S = Q K^T
     wg.produce();
     wg.shared.k().consumer_wait(wg.k_at);
     i32 j = next;
     if constexpr (kConfig.score.has_tile_lists()) {
-      step = read_key_step<kConfig>(wg.shared, wg.k_at);
-      j = step.template block_of<kConfig>(wg.warpgroup);
+      j = take_key_step<kConfig>(wg.shared, wg.k_at, wg.warpgroup, step);
     }
     issue_scores<kConfig>(S, rQ, sQ, wg.shared.k().address(wg.k_at));
     ptx::wgmma_wait<0>();

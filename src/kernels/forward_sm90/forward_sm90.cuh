@@ -58,8 +58,7 @@ struct ForwardConsumer {
 
   // With lists of tiles: what this block of keys is and what comes next; returns its number.
   i32 take_key_step(Rows& rows) const {
-    rows.step = read_key_step<kConfig>(wg.shared, wg.k_at);
-    return rows.step.template block_of<kConfig>(wg.warpgroup);
+    return fulmen::take_key_step<kConfig>(wg.shared, wg.k_at, wg.warpgroup, rows.step);
   }
 
   // total += O, which begins anew. Always: after the last block of keys.

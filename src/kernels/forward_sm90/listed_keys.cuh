@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/forward_sm90/storage.cuh"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
@@ -89,10 +89,6 @@ struct KeyStep {
   constexpr bool goes_on(i32 part, bool plain) const {
     return !is_last() && ((flags & kPlainNext << part) != 0) == plain;
   }
-  template <ForwardSm90Config kConfig>
-  constexpr i32 block_of(u32 warpgroup) const {
-    return is_hidden(q_tile<kConfig>(warpgroup)) ? kHiddenBlock<kConfig> : block;
-  }
 };
 
 template <ForwardSm90Config kConfig>
@@ -106,13 +102,26 @@ inline void write_key_step(const ForwardStorage<kConfig>& shared,
   ptx::store_shared_x2(shared.key_step(at), {{u32(now.block), hidden | after}});
 }
 
-// By a whole warp, after K has landed.
+// step(Flag<partial>) for the blocks after `listed`, which a step reads.
+template <class Step>
+inline void walk_listed(const KeyStep& listed, i32 part, const Step& step) {
+  while (!listed.is_last()) {
+#pragma unroll 1
+    while (listed.goes_on(part, false)) step(Flag<true>{});
+#pragma unroll 1
+    while (listed.goes_on(part, true)) step(Flag<false>{});
+  }
+}
+
+// By a whole warp, after K has landed: returns the number of the block.
 template <ForwardSm90Config kConfig>
-inline KeyStep read_key_step(const ForwardStorage<kConfig>& shared,
-                             typename ForwardStorage<kConfig>::KvState at) {
-  const ptx::U32x2 step = ptx::load_shared_x2(shared.key_step(at));
+inline i32 take_key_step(const ForwardStorage<kConfig>& shared,
+                         typename ForwardStorage<kConfig>::KvState at, u32 warpgroup,
+                         KeyStep& step) {
+  const ptx::U32x2 words = ptx::load_shared_x2(shared.key_step(at));
   ptx::warp_sync();
-  return {i32(step.word[0]), step.word[1]};
+  step = {i32(words.word[0]), words.word[1]};
+  return step.is_hidden(q_tile<kConfig>(warpgroup)) ? kHiddenBlock<kConfig> : step.block;
 }
 
 // The blocks of keys of a work tile in the order of the producer: each(call) calls for all of them.

@@ -11,8 +11,8 @@
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
 #include "kernels/common/documents_sm90.cuh"
-#include "kernels/common/tile_lists.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
+#include "kernels/tile_lists/list_tiles.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {

@@ -4,8 +4,8 @@
 // Which tiles of pairs the Hopper kernels meet, as bits, where lists of blocks or a user's mask say
 // so. A kernel walks along a line, a tile of query rows or of keys, over the tiles of the other
 // side; a line consists of parts of 64 rows, one for each warpgroup, since blocks of lists may be
-// as small. Filled on the device before each run: from lists by common/tile_lists.cuh, by a mask by
-// common/mask_tiles.cuh.
+// as small. Filled on the device before each run: from lists by tile_lists/list_tiles.cuh, by a
+// mask by tile_lists/mask_tiles.cuh.
 #pragma once
 
 #include "kernels/params.h"

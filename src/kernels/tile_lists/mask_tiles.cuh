@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // mask_tiles_sm90: which tiles of pairs a user's mask leaves, and which it shows whole, pair by
-// pair. A thread block has the 32 tiles of a group of a part of a line (kernels/tile_lists.h), a
-// warp four of them at a time: what the mask needs of the rows, or keys, of the tiles lies in its
-// lanes, and what it needs of the part's goes round.
+// pair. A thread block has the 32 tiles of a group of a part of a line
+// (kernels/tile_lists/config.h), a warp four of them at a time: what the mask needs of the rows, or
+// keys, of the tiles lies in its lanes, and what it needs of the part's goes round.
 #pragma once
 
 #include "kernels/common/expression.cuh"
@@ -13,7 +13,7 @@
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 

@@ -1,16 +1,16 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// list_tiles_sm90: lists of blocks become bits of tiles (kernels/tile_lists.h), a warp a list, in
-// time linear in the entries. By queries a warp owns the lines of its list and clears them first;
-// by keys many lists meet in a line, which must be 0 before.
+// list_tiles_sm90: lists of blocks become bits of tiles (kernels/tile_lists/config.h), a warp a
+// list, in time linear in the entries. By queries a warp owns the lines of its list and clears them
+// first; by keys many lists meet in a line, which must be 0 before.
 #pragma once
 
 #include "kernels/common/faults.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"
-#include "kernels/tile_lists.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
