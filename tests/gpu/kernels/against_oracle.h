@@ -181,4 +181,23 @@ void expect_arrays_may_lie_anywhere() {
   }
 }
 
+// Two heads that share their keys, and have lists of their own.
+template <template <DType> class Forward>
+void expect_lists_of_heads_agree() {
+  RandomProblem random(12);
+  Request expected = small_request(random, DType::kFloat32, 70, 130, 8);
+  expected.options.block_q = expected.options.block_kv = 64;
+  Tensor& lists = expected.arrays[Array::kBlocks] =
+      random.indices(DType::kInt32, {0, -1, 2, 1, 1, 2, -1, 0});
+  lists.rank = 3;
+  for (int axis = 0; axis < 3; ++axis) {
+    lists.shape[axis] = 2;
+    lists.strides[axis] = i64{4} >> axis;
+  }
+  const Request actual = with_fresh_outputs(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run_on<Forward>(actual, 12);
+  expect_close(actual, expected, {Array::kO, Array::kLse}, 12);
+}
+
 }  // namespace fulmen::test

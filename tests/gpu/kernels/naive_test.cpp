@@ -61,6 +61,7 @@ TEST_P(Naive, CachesAgreeWithTheOracle) { expect_caches_agree<NaiveOverCaches>(G
 TEST_P(Naive, BackwardAgreesWithTheOracle) { expect_backward_agrees<NaiveBackward>(GetParam()); }
 
 TEST(NaiveLists, AgreeWithTheOracle) { expect_lists_agree<NaiveForward, NaiveBackward>(); }
+TEST(NaiveLists, MayBeAHeadsOwn) { expect_lists_of_heads_agree<NaiveForward>(); }
 
 // Ids that name no block count as absent, and the host is told.
 TEST(NaiveLists, RecordWhatIsOutOfRange) {
@@ -79,15 +80,16 @@ TEST(NaiveLists, RecordWhatIsOutOfRange) {
   };
   expected.arrays[Array::kBlocks] = lists({0, -1, -1, 2, -1, -1});
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
-  for (const bool is_bad : {false, true}) {
-    actual.arrays[Array::kBlocks] = lists(is_bad ? std::vector<i64>{0, 3, -2, 2, -1, -1}
-                                                 : std::vector<i64>{0, -1, -1, 2, 2, -1});
+  const std::vector<i64> good{0, -1, -1, 2, 2, -1}, beyond{0, 3, -1, 2, -1, -1};
+  const std::vector<i64> below{0, -1, -2, 2, -1, -1};
+  for (const auto& ids : {good, beyond, below}) {
+    actual.arrays[Array::kBlocks] = lists(ids);
     FaultBytes faults{};
     AttentionParams p = gpu::attention_params(validate(actual, Pointers::kChecked), &faults);
     KernelRun run{memory_of(actual), 11};
     NaiveForward<DType::kFloat32>::run(p, run);
     expect_close(actual, expected, {Array::kO, Array::kLse}, 11);
-    EXPECT_EQ(faults.bits(), is_bad ? u32{kFaultBlocks} : 0u);
+    EXPECT_EQ(faults.bits(), ids == good ? 0u : u32{kFaultBlocks});
   }
 }
 

@@ -112,6 +112,7 @@ TEST_P(SimtOnHost, BackwardAgreesWithTheOracle) {
 }
 
 TEST(SimtOnHostLists, AgreeWithTheOracle) { expect_lists_agree<SimtForward, SimtBackward>(); }
+TEST(SimtOnHostLists, MayBeAHeadsOwn) { expect_lists_of_heads_agree<SimtForward>(); }
 
 TEST(SimtOnHostPlanted, WhatIsHiddenDoesNotShow) {
   expect_hidden_does_not_show<SimtForward, SimtBackward>();
