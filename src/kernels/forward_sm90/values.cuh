@@ -32,9 +32,10 @@ struct ValueTranspose {
   u32 shared;
 
   // Words of 16 keys in a row are exchanged by the number of the 16, so that lanes that read
-  // different ones meet no bank twice.
+  // different ones seldom meet in a bank: within the largest power of two that divides a row.
+  static constexpr i32 kExchanged = kVectors & -kVectors;
   static constexpr u32 swizzled(i32 key, i32 word) {
-    return u32(key * kWords + (word ^ key / 16 % kVectors * 4));
+    return u32(key * kWords + (word ^ key / 16 % kExchanged * 4));
   }
 
   // V, rows of keys: rows from `rows` on are 0.

@@ -119,6 +119,12 @@ def all_of_8_bits() -> dict[str, Fields]:
                 "kv_dtype": "float8_e4m3fn", "dtype": QUERIES[n % 3], "causal": True,
                 "scales": f"head {array} {odd}", "q_rows": 80, "dim": 64,
             }  # fmt: skip
+    for n, (dim, dim_v) in enumerate(((96, 96), (80, 112), (160, 144), (192, 128), (256, 256))):
+        made[f"dims_{dim}_{dim_v}"] = {
+            "kv_dtype": "float8_e4m3fn", "dtype": QUERIES[1 + n % 2], "scales": CHANNEL,
+            "q_rows": 20, "kv_rows": (130, 270)[n % 2], "dim": dim, "dim_v": dim_v,
+            "causal": n % 2 == 0,
+        }  # fmt: skip
     for n, dtype in enumerate(MOST):
         common: Fields = {"kv_dtype": dtype, "dtype": QUERIES[n], "scales": CHANNEL, "dim": 64}
         made[f"packed_{dtype}"] = {
