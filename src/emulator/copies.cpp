@@ -29,13 +29,18 @@ u8* element(const HostTensorMap& map, const BoxOrigin& origin, i32 row, i32 colu
   return pointer;
 }
 
+u32 swizzled(const HostTensorMap& map, u32 address) {
+  if (!map.swizzled) return address;
+  const bool is_narrow = static_cast<u32>(map.box_columns) * map.element_bytes() == 64;
+  return is_narrow ? swizzled_64(address) : swizzled_128(address);
+}
+
 template <class Move>
 void for_each_element(const HostTensorMap& map, u32 shared, const BoxOrigin& origin, Move move) {
   for (i32 row = 0; row < map.box_rows; ++row) {
     for (i32 column = 0; column < map.box_columns; ++column) {
       const u32 at = static_cast<u32>(row * map.box_columns + column);
-      const u32 address = shared + at * map.element_bytes();
-      move(map.swizzled ? swizzled_128(address) : address, element(map, origin, row, column));
+      move(swizzled(map, shared + at * map.element_bytes()), element(map, origin, row, column));
     }
   }
 }
@@ -62,7 +67,7 @@ void load_box(const Location& to, const HostTensorMap& map, const Location& barr
     expect_running(*to.block);
     for_each_element(map, to.address, origin, [&](u32 address, const u8* source) {
       const u32 size = map.element_bytes();
-      u16 x = 0;
+      u32 x = 0;
       if (source != nullptr) std::memcpy(&x, source, size);
       std::memcpy(bytes_at({to.block, address}, size, size), &x, size);
     });

@@ -22,7 +22,7 @@ struct HostTensorMap {
   i32 extents[4];
   i32 box_rows;
   i32 box_columns = 64;
-  bool swizzled = true;
+  bool swizzled = true;  // rows of 64 bytes as such, others as rows of 128
 
   u32 element_bytes() const { return static_cast<u32>(strides_bytes[0]); }
 };

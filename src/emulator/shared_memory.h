@@ -63,5 +63,7 @@ void store_cluster(u32 address, const T& x, Site site) {
 // Where a byte lies under the 128-byte swizzle: 16-byte vectors of a 128-byte row are exchanged by
 // the row's number mod 8.
 constexpr u32 swizzled_128(u32 address) { return address ^ (((address >> 7) & 7) << 4); }
+// Of rows of 64 bytes.
+constexpr u32 swizzled_64(u32 address) { return address ^ (((address >> 7) & 3) << 4); }
 
 }  // namespace fulmen::emulator

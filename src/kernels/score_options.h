@@ -66,6 +66,11 @@ struct ScoreOptions {
 
   constexpr bool has_tile_lists() const { return blocks || mask_tiles; }
 
+  // Whether scores are more than a positive scale times dot(q, k), where they are visible.
+  constexpr bool scales_scores() const {
+    return negative_scale || score_mod || alibi || bias != DType::kNone || documents || user.any();
+  }
+
   // Whether arrays or a user's expression say which pairs are visible, or change their scores.
   constexpr bool has_pair_terms() const {
     return mask || bias != DType::kNone || documents || user.any();

@@ -146,6 +146,8 @@ ForwardSm90Config dq_config(const Problem& problem, const ScoreOptions& score) {
   // More of Q in registers, or with more options, they would spill.
   const bool has_room = !has_options(score) && !score.varlen && score.mask_kind != MaskKind::kBoth;
   config.q_register_dims = config.d_qk == 256 && has_room ? 64 : 0;
+  set_tiled_pairs(config, problem);
+  set_pair_stages(config);
   return config;
 }
 
@@ -173,6 +175,9 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
     config.ping_pong = false;  // 4 to 10 % slower with
     config.early_dv = true;    // looked at elsewhere only
   }
+  config.tiled_bias = comes_in_tiles(problem, score, Array::kBias);
+  config.tiled_mask = comes_in_tiles(problem, score, Array::kMask);
+  if (!config.valid()) config.tiled_bias = config.tiled_mask = false;
   return config;
 }
 

@@ -244,6 +244,7 @@ void BackwardSm90Plan::run(const Call& call) const {
     map(call, Array::kDOut, configs.main->q_rows, params.maps.dout);
     map(call, Array::kDK, 64, params.maps.dk);
     map(call, Array::kDV, 64, params.maps.dv);
+    encode_pairs(call, *configs.main, configs.main->q_rows, 128, params.maps);
     call.launch(next++, params);
   }
   if (configs.dq) {
@@ -251,6 +252,7 @@ void BackwardSm90Plan::run(const Call& call) const {
     map(call, Array::kK, configs.dq->kv_rows, of_dq.maps.k);
     map(call, Array::kV, configs.dq->kv_rows, of_dq.maps.v);
     map(call, Array::kDOut, 64, of_dq.maps.dout);
+    encode_pairs(call, *configs.dq, configs.dq->q_rows(), 64, of_dq.maps);
     call.launch(next++, of_dq);
   }
   if (configs.has_fallback) call.launch(next++, fallback_of(problem, call.workspace));

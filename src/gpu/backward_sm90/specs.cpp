@@ -37,12 +37,12 @@ KernelSpec backward_preprocess_spec(const BackwardPreprocessConfig& config) {
 }
 
 KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
-  const std::string distinction =
-      sentence(name(config.dtype), "_d", config.dims, name_suffix(config.score),
-               config.dq ? "" : "_no_dq", config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv",
-               config.deterministic ? "_deterministic" : "", config.paired ? "_paired" : "",
-               config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
-               config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
+  const std::string distinction = sentence(
+      name(config.dtype), "_d", config.dims, name_suffix(config.score), config.dq ? "" : "_no_dq",
+      config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", config.pair_bytes() > 0 ? "_tiles" : "",
+      config.deterministic ? "_deterministic" : "", config.paired ? "_paired" : "",
+      config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
+      config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
   return on_tensor_cores(
       spec_of<BackwardParams>("backward_sm90/backward_sm90", "backward_sm90", distinction, config),
       config, config.divides_products() ? kDividedSpillBytes : kSpillBytes);
@@ -65,6 +65,16 @@ KernelSpec backward_fallback_spec(const BackwardFallbackConfig& config) {
       sentence(name(config.dtype), name_suffix(config.user)), config);
   spec.num_threads = BackwardFallbackConfig::kThreads;
   return spec;
+}
+
+// Of scores and pairs, by bits of a number.
+static void set_options(Problem& problem, int variant) {
+  problem.score_map = {variant & 1 ? -1. : 1., variant & 2 ? 50. : 0.};
+  if (variant & 4) problem.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
+  if (variant & 2) problem.arrays[Array::kMask].dtype = DType::kBool;
+  if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
+  if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
+  if (variant & 2) problem.dropout.threshold = 1;
 }
 
 // Problems as far as configs depend on them: masks, sequences, gradients, options.
@@ -108,13 +118,13 @@ std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
         config.score.sinks = sinks;
         prepare.push_back(backward_preprocess_spec(config));
       }
-      problem.score_map = {variant & 1 ? -1. : 1., variant & 2 ? 50. : 0.};
-      if (variant & 4) problem.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
-      if (variant & 2) problem.arrays[Array::kMask].dtype = DType::kBool;
-      if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
-      if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
-      if (variant & 2) problem.dropout.threshold = 1;
+      set_options(problem, variant);
       add(problem);
+      for (const Array array : {Array::kBias, Array::kMask}) {  // which the copy engine brings
+        problem.arrays[array].strides[2] = 4096;
+        problem.arrays[array].strides[3] = 1;
+      }
+      if (variant & 3) add(problem);
       if (variant & 4) {
         prepare.push_back(backward_preprocess_spec(backward_sm90_configs(problem).preprocess));
       }

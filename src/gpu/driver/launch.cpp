@@ -58,8 +58,10 @@ namespace {
 
 constexpr int kTypeByte = 0;  // CUtensorMapDataType
 constexpr int kTypeFloat16 = 6;
+constexpr int kTypeFloat32 = 7;
 constexpr int kTypeBFloat16 = 9;
 constexpr int kNoSwizzle = 0;  // CUtensorMapSwizzle
+constexpr int kSwizzle64B = 2;
 constexpr int kSwizzle128B = 3;
 constexpr int kPromoteToL2Of128B = 2;  // CUtensorMapL2promotion
 
@@ -69,13 +71,18 @@ TensorMap encoded(const Driver& driver, const TensorBox& box) {
   const std::uint64_t extents[4] = {box.extents[0], box.extents[1], box.extents[2], box.extents[3]};
   const std::uint64_t strides[3] = {box.strides_bytes[0], box.strides_bytes[1],
                                     box.strides_bytes[2]};
-  const int type = size_bytes(box.dtype) == 1     ? kTypeByte
+  const i64 size = size_bytes(box.dtype);
+  const int type = size == 1                      ? kTypeByte
+                   : size == 4                    ? kTypeFloat32
                    : box.dtype == DType::kFloat16 ? kTypeFloat16
                                                   : kTypeBFloat16;
+  const int swizzle = !box.swizzle                     ? kNoSwizzle
+                      : i64{box.box_dims} * size == 64 ? kSwizzle64B
+                                                       : kSwizzle128B;
   TensorMap map;
-  driver.check(driver->cuTensorMapEncodeTiled(
-                   reinterpret_cast<CUtensorMap*>(&map), type, 4, box.data, extents, strides, shape,
-                   steps, 0, box.swizzle ? kSwizzle128B : kNoSwizzle, kPromoteToL2Of128B, 0),
+  driver.check(driver->cuTensorMapEncodeTiled(reinterpret_cast<CUtensorMap*>(&map), type, 4,
+                                              box.data, extents, strides, shape, steps, 0, swizzle,
+                                              kPromoteToL2Of128B, 0),
                "describe an array to the copy engine");
   return map;
 }

@@ -30,7 +30,7 @@ struct TensorBox {
   u64 strides_bytes[3];  // of rows, heads, batch
   u32 box_rows;
   u32 box_dims = 64;
-  bool swizzle = true;  // of 128 bytes
+  bool swizzle = true;  // of 128 bytes, where rows of a box have 64 of those
   DType dtype = DType::kBFloat16;
 
   bool operator==(const TensorBox&) const = default;

@@ -80,6 +80,7 @@ ForwardSm90Config options_of(const Problem& problem) {
   config.stage_output = !config.score.varlen && !config.score.fp32_out;
   config.shift_rule = shift_rule(config);
   config.heads_per_tile = heads_per_tile(problem, config);
+  set_tiled_pairs(config, problem);
   return config;
 }
 
@@ -376,6 +377,7 @@ void ForwardSm90Plan::run(const Call& call) const {
     box.swizzle = config.swizzle;
     encode(call.driver, box, arguments.maps.o);
   }
+  encode_pairs(call, config, config.q_rows(), 64, arguments.maps);
   bind_params(arguments.params.attention, call.problem, call.faults);
   arguments.params.kept_scale = static_cast<float>(call.problem.dropout.kept_scale());
   if (counts_tiles) arguments.params.next_block = reinterpret_cast<u32*>(call.workspace);

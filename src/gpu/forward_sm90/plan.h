@@ -8,6 +8,8 @@
 
 #include <vector>
 
+#include "gpu/call.h"
+#include "gpu/driver/launch.h"
 #include "gpu/gpu_plan.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/tile_lists.h"
@@ -57,6 +59,30 @@ i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, con
 // Everything but pointers.
 ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Config& config,
                                   const Gpu& gpu);
+
+// Whether the copy engine brings an array over pairs: where not all rows are the same, and blocks
+// of keys come one after the other.
+bool comes_in_tiles(const Problem& problem, const ScoreOptions& score, Array array);
+
+// What its map is made of: boxes of so many rows and keys, or 128 bytes of those.
+TensorBox pair_box(const Problem& problem, Array array, i32 rows, u32 keys);
+
+// The maps of bias and mask, as far as they come in tiles.
+template <class Config, class Maps>
+void encode_pairs(const Call& call, const Config& config, i32 rows, u32 keys, Maps& maps) {
+  const auto map = [&](Array array, TensorMap& map) {
+    encode(call.driver, pair_box(call.problem, array, rows, keys), map);
+  };
+  if (config.tiled_bias) map(Array::kBias, maps.bias);
+  if (config.tiled_mask) map(Array::kMask, maps.mask);
+}
+
+// Which of bias and mask come in tiles.
+void set_tiled_pairs(ForwardSm90Config& config, const Problem& problem);
+
+// As many stages of bias and mask as there is room for; where there is none, their elements are
+// loaded one by one.
+void set_pair_stages(ForwardSm90Config& config);
 
 // Blocks of keys whose documents document_ranges_sm90 finds.
 size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config);

@@ -26,7 +26,7 @@ std::string distinction(const ForwardSm90Config& config) {
                   : config.paged  ? "_paged"
                   : config.caches ? "_caches"
                                   : "",
-                  config.mixed ? "_mixed" : "");
+                  config.pair_tiles() ? "_tiles" : "", config.mixed ? "_mixed" : "");
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
@@ -153,6 +153,17 @@ std::vector<KernelSpec> specs_of_mixed(Problem problem) {
 
 namespace {
 
+// With a bias and a mask that the copy engine brings.
+Problem with_tiles(Problem problem) {
+  problem.arrays[Array::kBias].dtype = DType::kBFloat16;
+  problem.arrays[Array::kMask].dtype = DType::kBool;
+  for (const Array array : {Array::kBias, Array::kMask}) {
+    problem.arrays[array].strides[2] = 4096;
+    problem.arrays[array].strides[3] = 1;
+  }
+  return problem;
+}
+
 // q, k and v of e4m3, with the kernel that transposes V.
 std::vector<KernelSpec> specs_of_8_bits(Problem problem) {
   const Gpu gpu = gpu_named("h100");
@@ -222,6 +233,8 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_sizes(sloped, causal),
           specs_of_sizes(pairs, causal),
           specs_of_sizes(pairs, causal, 1),
+          specs_of_sizes(with_tiles(plain), {}),
+          specs_of_sizes(with_tiles(plain), causal, 1),
           specs_of_sizes(left_padded, causal),
           specs_of_sizes(paged, causal),
           specs_of_sizes(paged_by_rows, window),

@@ -71,8 +71,9 @@ void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
   config.stage_output = false;
 }
 
-// Registers leave two warpgroups, shared memory many tiles.
+// Registers leave two warpgroups, shared memory many tiles, of which bias and mask take some.
 void set_per_pair(ForwardSm90Config& config, const Facts& facts) {
+  if (config.pair_tiles()) return set_tile(config, 2, 64, facts.widest <= 64 ? 3 : 2, 2);
   const i32 stages = facts.widest <= 64 ? 6 : facts.widest <= 128 ? 4 : 2;
   set_tile(config, 2, 64, stages, min(stages, 4));
 }
@@ -136,6 +137,7 @@ void set_192_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2,
 void set_256_dims(ForwardSm90Config& config, const Facts&) {
   const ScoreOptions& score = config.score;
   set_tile(config, 2, 64, 2, 3);
+  if (config.pair_tiles()) config.q_slots = 2;
   config.stage_output = false;
   config.cache_hints = true;
   const bool has_room = !config.maps_scores() && !score.varlen && !score.dropout;
@@ -241,6 +243,51 @@ TileCandidate candidate(const ForwardSm90Config& config, bool chosen, const std:
 
 }  // namespace
 
+bool comes_in_tiles(const Problem& problem, const ScoreOptions& score, Array array) {
+  if (!problem.has(array) || score.has_tile_lists()) return false;
+  if (leaves_out(problem, Optimisation::kWarpSpecialisation)) return false;
+  const Tensor& tensor = problem.arrays[array];
+  const i64 size = size_bytes(tensor.dtype);
+  if (tensor.strides[3] != 1 || tensor.strides[2] == 0) return false;
+  for (int axis = 0; axis < 3; ++axis) {
+    const i64 stride = tensor.strides[axis] * size;
+    if (stride < 0 || stride % 16 != 0 || stride >= (i64{1} << 40)) return false;
+  }
+  return max(tensor.shape[2], tensor.shape[3]) <= 0x7fffffff;
+}
+
+TensorBox pair_box(const Problem& problem, Array array, i32 rows, u32 keys) {
+  Tensor tensor = problem.arrays[array];
+  for (int axis = 0; axis < 2; ++axis) {  // what is broadcast is there once
+    if (tensor.strides[axis] == 0) tensor.shape[axis] = 1;
+  }
+  TensorBox box = tensor_box(tensor, rows);
+  box.box_dims = min(box.box_dims, keys);
+  return box;
+}
+
+void set_tiled_pairs(ForwardSm90Config& config, const Problem& problem) {
+  config.tiled_bias = comes_in_tiles(problem, config.score, Array::kBias);
+  config.tiled_mask = comes_in_tiles(problem, config.score, Array::kMask);
+  config.pair_stages = config.pair_tiles() ? 1 : 0;  // at least
+}
+
+void set_pair_stages(ForwardSm90Config& config) {
+  constexpr i32 kMostStages = 4;
+  if (!config.pair_tiles()) return;
+  for (const bool staged : {config.stage_output, false}) {  // O makes room for them
+    ForwardSm90Config tiled = config;
+    tiled.stage_output = staged;
+    for (tiled.pair_stages = kMostStages; tiled.pair_stages > 0; --tiled.pair_stages) {
+      if (!tiled.valid()) continue;
+      config = tiled;
+      return;
+    }
+  }
+  config.tiled_bias = config.tiled_mask = false;
+  config.pair_stages = 0;
+}
+
 ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& problem,
                             const Gpu& gpu, std::vector<TileCandidate>* compared) {
   const Facts facts = facts_of(options, problem, gpu);
@@ -252,6 +299,7 @@ ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& pro
     const bool is_chosen = chosen == nullptr && why_not.empty();
     ForwardSm90Config config = options;
     rule.set(config, facts);
+    set_pair_stages(config);
     if (is_chosen) {
       chosen = &rule;
       result = config;
@@ -262,6 +310,7 @@ ForwardSm90Config with_tile(const ForwardSm90Config& options, const Problem& pro
     compared->push_back(candidate(config, is_chosen && !problem.tile.given(), why_not));
   }
   replace_members(result, problem.tile);
+  if (problem.tile.given()) set_pair_stages(result);
   if (compared != nullptr && problem.tile.given()) {
     compared->push_back(candidate(result, true, "named by the caller"));
   }

@@ -29,6 +29,8 @@ struct BackwardSm90Config {
   bool ping_pong = true;  // ablation: one warpgroup at a time issues its products
   bool early_dv = true;   // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
   bool staggered = true;  // ablation: without a mask, blocks of keys begin at different queries
+  bool tiled_bias = false;  // bias and boolean mask of a step come by the copy engine with its Q;
+  bool tiled_mask = false;  // else their elements are loaded one by one
 
   // Options other than mask_kind, varlen and stats take dQ to a kernel of its own. With stats rows
   // come with row_max, which is exact for large scores; else with lse alone.
@@ -73,7 +75,9 @@ struct BackwardSm90Config {
   constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weight_shift(dtype)); }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
   // two stages of Q the first would wait for a tile that the second has only just made room for.
-  constexpr i32 stages() const { return has_large_dims() ? 2 : 3; }
+  constexpr i32 stages() const {
+    return has_large_dims() || (pair_bytes() > 0 && dims > 64) ? 2 : 3;
+  }
   constexpr i32 dout_stages() const {
     return dims == 256 && needs_dp() && !divides_products() ? 1 : stages();
   }
@@ -85,6 +89,7 @@ struct BackwardSm90Config {
   }
 
   // As in ForwardSm90Config.
+  constexpr bool scales_scores() const { return score.scales_scores(); }
   constexpr bool maps_scores() const {
     return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
   }
@@ -106,11 +111,15 @@ struct BackwardSm90Config {
     return divides_products() ? q_rows * 64 * (shares_rounded() ? 2 : 4) : 0;
   }
   constexpr i32 out_bytes() const { return has_large_dims() ? 0 : k_bytes(); }  // dV, then dK
-  constexpr i32 lse_bytes() const { return q_rows * (score.stats ? 8 : 4); }    // lse_log2
+  constexpr i32 bias_bytes() const {                                            // of a step
+    return tiled_bias ? q_rows * kv_rows() * i32(size_bytes(score.bias)) : 0;
+  }
+  constexpr i32 pair_bytes() const { return bias_bytes() + (tiled_mask ? q_rows * kv_rows() : 0); }
+  constexpr i32 lse_bytes() const { return q_rows * (score.stats ? 8 : 4); }  // lse_log2
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
-           kPStages * p_bytes() + out_bytes() + stages() * lse_bytes() +
+           kPStages * p_bytes() + out_bytes() + stages() * (lse_bytes() + pair_bytes()) +
            dout_stages() * delta_bytes() + 768;
   }
 
@@ -138,6 +147,10 @@ struct BackwardSm90Config {
     if ((maps_scores() || score.dropout) && (dq || q_rows != 64)) {
       return "options of scores take 64 queries a step and leave dQ out";
     }
+    if ((tiled_bias && score.bias == DType::kNone) || (tiled_mask && !score.mask) ||
+        (pair_bytes() > 0 && kv_rows() != 128)) {
+      return "tiles of bias and mask are 128 keys wide";
+    }
     if (shared_bytes() > 232448) return "a block has 232,448 bytes of shared memory";
     return "";
   }
@@ -158,11 +171,14 @@ constexpr void for_each_field(const BackwardSm90Config& config, Each each) {
   each("ping_pong", config.ping_pong);
   each("early_dv", config.early_dv);
   each("staggered", config.staggered);
+  each("tiled_bias", config.tiled_bias);
+  each("tiled_mask", config.tiled_mask);
   each("score", config.score);
 }
 
 // Q, dO: box (64, q_rows), K: (64, kv_rows), V: (64, kv_rows_of_block), dK, dV: (64, 64); dims (d,
-// rows, heads, batch), 16-bit elements, 128-byte swizzle, zero fill.
+// rows, heads, batch), 16-bit elements, 128-byte swizzle, zero fill. Bias and mask, where they come
+// in tiles: boxes of 128 bytes of q_rows rows; of backward_dq_sm90 as in ForwardTensorMaps.
 struct BackwardTensorMaps {
   TensorMap q;
   TensorMap k;
@@ -170,6 +186,8 @@ struct BackwardTensorMaps {
   TensorMap dout;
   TensorMap dk;
   TensorMap dv;
+  TensorMap bias;
+  TensorMap mask;
 };
 
 // With sequences of different lengths: one block of keys. Sequences with the most queries come

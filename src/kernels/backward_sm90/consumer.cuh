@@ -176,7 +176,10 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
           params,         work_tile,           work_tile.batch_kv_head / params.heads_kv,
           i32(step.tile), first + first_row(), step.q_block() * kConfig.q_rows + first_column()};
       const bool plain = !step.is_partial(warpgroup);
-      if constexpr (kConfig.maps_scores()) terms.map(S, pairs.slopes, plain);
+      if constexpr (kConfig.maps_scores()) {
+        const bool exactly = !kConfig.tiled_bias || !kConfig.score.stats || has_large_scores(at);
+        terms.map(S, pairs.slopes, plain, exactly, {shared.pairs(at), warpgroup});
+      }
       if constexpr (kConfig.score.dropout) pairs.kept = terms.kept();
     }
   }
@@ -210,7 +213,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   // S^T -= row_max in large rows, whose lse is relative to it.
   void shift_large_scores(Scores& S) const {
     if (!has_large_scores(at)) return;
-    const LargeScores large(kConfig.maps_scores() ? kLn2<float> : params.scale);
+    const LargeScores large(kConfig.scales_scores() ? kLn2<float> : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(lse_address(i) + kLseBlock * 4);
@@ -226,7 +229,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       const ptx::F32x2 lse = ptx::load_shared_f32x2(lse_address(i));
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
-        const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+        const float factor = kConfig.scales_scores() ? 1.f : params.scale_log2;
         S[i + e] = ptx::exp2_volatile(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
       }
     }

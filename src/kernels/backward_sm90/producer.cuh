@@ -10,6 +10,7 @@
 
 #include "kernels/backward_sm90/dq_accum.cuh"
 #include "kernels/backward_sm90/storage.cuh"
+#include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/tma.cuh"
 
@@ -45,6 +46,20 @@ struct BackwardLoads {
       for (i32 d = first; d < first + kConfig.dims / 2; d += 64) {
         ptx::tma_load_multicast(tile + d * kConfig.q_rows * 2, map, full, d, row, head, batch, 3);
       }
+    }
+  }
+  // Bias and mask of a step and the keys of the work tile.
+  void load_bias_and_mask(u32 tile, u32 full, const BackwardStep& step) const {
+    const i32 row = step.q_block * kConfig.q_rows, head = kv_head * params.group_size + step.head;
+    const i32 sequence = work_tile.batch_kv_head / params.heads_kv;
+    if constexpr (kConfig.tiled_bias) {
+      load_pairs<kConfig.q_rows, kConfig.kv_rows(), i32(size_bytes(kConfig.score.bias))>(
+          params.maps.bias, params.attention.bias, tile, full, sequence, head, row, first_key());
+    }
+    if constexpr (kConfig.tiled_mask) {
+      load_pairs<kConfig.q_rows, kConfig.kv_rows(), 1>(params.maps.mask, params.attention.mask,
+                                                       tile + kConfig.bias_bytes(), full, sequence,
+                                                       head, row, first_key());
     }
   }
   // K or V.
@@ -177,8 +192,11 @@ struct BackwardProducer {
       const u32 kept = loads.kept(step);
       wait_empty<kConfig>(q, at);
       shared.write_step(at, {tile, flags});
-      ptx::mbarrier_arrive_expect(q_full, kConfig.q_bytes() + kConfig.lse_bytes());
+      ptx::mbarrier_arrive_expect(q_full,
+                                  kConfig.q_bytes() + kConfig.lse_bytes() + kConfig.pair_bytes());
       loads.load_queries(params.maps.q, q.address(at), q_full, step);
+      if constexpr (kConfig.pair_bytes() > 0)
+        loads.load_bias_and_mask(shared.pairs(at), q_full, step);
       ptx::bulk_load(shared.lse(at),
                      params.lse_log2 + (kConfig.score.stats ? lse_index(kept) : kept),
                      kConfig.lse_bytes(), q_full);

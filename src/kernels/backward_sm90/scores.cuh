@@ -15,9 +15,79 @@
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
+
+// A warpgroup's 64 keys of the bias and the mask of a step in shared memory: rows are queries, so
+// that they are transposed on the way to registers.
+template <BackwardSm90Config kConfig>
+struct KeyPairTile {
+  static constexpr i32 kQueries = kConfig.q_rows;
+  static constexpr i32 kFloats = kQueries / 2;
+  static constexpr i32 kMaskWords = kConfig.tiled_mask ? kQueries / 8 : 1;
+
+  u32 tile;
+  u32 warpgroup;
+
+  static u32 lane() { return ptx::thread_index() % 32; }
+  static u32 warp() { return ptx::thread_index() / 32 % 4; }
+
+  // Of the pairs of S[4 group ..].
+  void load_bias(float (&bias)[4], ptx::U32x4& words, i32 group) const {
+    if constexpr (kConfig.score.bias == DType::kFloat32) {
+      load_float32_bias(bias, group);
+    } else {
+      // Two groups of eight queries, two of eight keys.
+      if (group % 2 == 0) {
+        const u32 row = lane() / 16 * 8 + lane() % 8;
+        const u32 unit = (warp() * 2 + lane() / 8 % 2) ^ row % 8;
+        words = ptx::ldmatrix_x4_trans(tile + warpgroup * kQueries * 128 + row * 128 + unit * 16 +
+                                       u32(group * 1024));
+      }
+#pragma unroll
+      for (i32 half = 0; half < 2; ++half) {
+        const ptx::F32x2 x = ptx::unpack<kConfig.score.bias>(words.word[group % 2 * 2 + half]);
+        bias[2 * half] = x.word[0];
+        bias[2 * half + 1] = x.word[1];
+      }
+    }
+  }
+
+  void load_float32_bias(float (&bias)[4], i32 group) const {
+    const u32 chunk = tile + (warpgroup * 2 + warp() / 2) * kQueries * 128;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 row = lane() % 4 * 2 + i % 2;
+      const u32 unit = (warp() % 2 * 4 + i / 2 * 2 + lane() / 16) ^ row;
+      const u32 word = unit * 4 + lane() / 4 % 4;
+      bias[i] = __builtin_bit_cast(
+          float, ptx::load_shared(chunk + row * 128 + word * 4 + u32(group * 1024)));
+    }
+  }
+
+  // Word g: of eight queries, bytes of query 2 (lane % 4) for the thread's two keys, then of the
+  // next query.
+  void load_mask(u32 (&words)[kMaskWords]) const {
+    const u32 at =
+        tile + kConfig.bias_bytes() + lane() * 128 + (((warpgroup * 4 + warp()) ^ lane() % 8) << 4);
+#pragma unroll
+    for (i32 g = 0; g < kMaskWords; g += 4) {
+      const ptx::U32x4 x = ptx::ldmatrix_x4_trans(at + u32(g * 1024));
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) {
+        // A lane has keys 2 (lane / 4) and + 1 of sixteen; wanted are lane / 4 and 8 further.
+        const u32 from = lane() / 8 * 4 + lane() % 4;
+        const u32 first = u32(ptx::shuffle(i32(x.word[w]), from));
+        const u32 second = u32(ptx::shuffle(i32(x.word[w]), from + 16));
+        words[g + w] = ptx::permute(first, second, lane() / 4 % 2 == 0 ? 0x6240 : 0x7351);
+      }
+    }
+  }
+  static bool hides(u32 word, i32 i) { return (word & 0xffu << (i % 2 * 16 + i / 2 * 8)) == 0; }
+};
 
 template <BackwardSm90Config kConfig>
 struct KeyTerms {
@@ -38,15 +108,16 @@ struct KeyTerms {
   using Slopes = float[kConfig.score.has_slopes() ? kFloats : 1];
 
   // Leaves d score / d (scale dot) in `slopes` where scores are modified. plain: what was asked of
-  // the pairs as a whole, documents and a user's mask, hides none.
-  void map(Scores& S, Slopes& slopes, bool plain) const {
+  // the pairs as a whole, documents and a user's mask, hides none. exactly: as add_bias.
+  void map(Scores& S, Slopes& slopes, bool plain, bool exactly,
+           const KeyPairTile<kConfig>& tile) const {
     float alibi = 0;
     if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
       alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E<float>;
     }
 #pragma unroll
-    for (i32 i = 0; i < kFloats; ++i) {
+    for (i32 i = 0; kConfig.scales_scores() && i < kFloats; ++i) {
       float s = S[i] * params.scale_log2;
       if constexpr (kConfig.score.score_mod) {
         s = modified_log2(params.score_mod, S[i], slopes[i]);
@@ -58,7 +129,14 @@ struct KeyTerms {
       }
       S[i] = s;
     }
-    if constexpr (kConfig.score.bias != DType::kNone || kConfig.score.mask) add_pairs(S);
+    if constexpr (kConfig.score.bias != DType::kNone) {
+      if (exactly) {
+        add_bias_of_pairs<true>(S, tile);
+      } else {
+        add_bias_of_pairs<false>(S, tile);
+      }
+    }
+    if constexpr (kConfig.score.mask) hide_masked(S, tile);
     const bool hides = !(kConfig.score.mask_tiles && plain);
     if constexpr (kConfig.score.user.score) {
       ask_user(S, slopes, hides);
@@ -102,23 +180,43 @@ struct KeyTerms {
     }
   }
 
-  // Bias and boolean mask. Rows and keys past the end read the last one; their results are not
+  // Of an array over pairs. Rows and keys past the end read the last one; their results are not
   // used.
-  void add_pairs(Scores& S) const {
-    const AttentionParams& p = params.attention;
-    const i64 last_query = work_tile.shape.q_len - 1, last_key = work_tile.shape.kv_len - 1;
+  i64 offset_of(const ArrayView& array, i32 i) const {
+    const i64 row = min(query_of(i), work_tile.shape.q_len - 1);
+    const i64 column = min(key_of(i), work_tile.shape.kv_len - 1);
+    return array.offset(index, head, row, column);
+  }
+
+  template <bool kExactly>
+  void add_bias_of_pairs(Scores& S, const KeyPairTile<kConfig>& tile) const {
+    ArrayView array = params.attention.bias;
+    array.dtype = kConfig.score.bias;
+    ptx::U32x4 words{};
+#pragma unroll
+    for (i32 i = 0; i < kFloats; i += 4) {
+      float bias[4];
+      if constexpr (kConfig.tiled_bias) tile.load_bias(bias, words, i / 4);
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        if constexpr (!kConfig.tiled_bias) {
+          bias[e] = load_real<float>(array, offset_of(array, i + e));
+        }
+        S[i + e] = add_bias<kExactly>(S[i + e], bias[e]);
+      }
+    }
+  }
+
+  void hide_masked(Scores& S, const KeyPairTile<kConfig>& tile) const {
+    const ArrayView& array = params.attention.mask;
+    u32 words[KeyPairTile<kConfig>::kMaskWords];
+    if constexpr (kConfig.tiled_mask) tile.load_mask(words);
 #pragma unroll
     for (i32 i = 0; i < kFloats; ++i) {
-      const i64 row = min<i64>(query_of(i), last_query), column = min<i64>(key_of(i), last_key);
-      if constexpr (kConfig.score.bias != DType::kNone) {
-        ArrayView bias = p.bias;
-        bias.dtype = kConfig.score.bias;
-        const float dq_added = load_real<float>(bias, bias.offset(index, head, row, column));
-        S[i] = dq_added == -kInfinity<float> ? dq_added : S[i] + bias_log2(dq_added);
-      }
-      if constexpr (kConfig.score.mask) {
-        if (p.mask.data[p.mask.offset(index, head, row, column)] == 0) S[i] = -kInfinity<float>;
-      }
+      const bool hides = kConfig.tiled_mask
+                             ? tile.hides(words[kConfig.tiled_mask ? i / 4 : 0], i % 4)
+                             : array.data[offset_of(array, i)] == 0;
+      if (hides) S[i] = -kInfinity<float>;
     }
   }
 

@@ -81,7 +81,8 @@ inline void wait_empty(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) 
   }
 }
 
-// In this order: K, V, Q, dO, dS, P, dV and dK on their way out, lse, delta, work tiles, barriers.
+// In this order: K, V, Q, dO, dS, P, bias and mask, dV and dK on their way out, lse, delta, work
+// tiles, barriers.
 template <BackwardSm90Config kConfig>
 struct BackwardStorage {
   u32 base;
@@ -102,7 +103,8 @@ struct BackwardStorage {
   static constexpr u32 kDO = kQ + kStages * kConfig.q_bytes();
   static constexpr u32 kDS = kDO + kDOutStages * kConfig.q_bytes();
   static constexpr u32 kP = kDS + kDsStages * kConfig.ds_bytes();
-  static constexpr u32 kOut = kP + kPStages * kConfig.p_bytes();
+  static constexpr u32 kPairs = kP + kPStages * kConfig.p_bytes();
+  static constexpr u32 kOut = kPairs + kStages * kConfig.pair_bytes();
   static constexpr u32 kLse = kOut + kConfig.out_bytes();
   static constexpr u32 kDelta = kLse + kStages * kConfig.lse_bytes();
   static constexpr u32 kWork = kDelta + kDOutStages * kConfig.delta_bytes();
@@ -136,7 +138,7 @@ struct BackwardStorage {
   // producers -> consumers -> producers
   constexpr Pipeline<1> k() const { return {base, u32(kConfig.k_bytes()), base + kBarriers}; }
   constexpr Pipeline<1> v() const { return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers}; }
-  // Q comes with `lse`, dO with `delta`.
+  // Q comes with `lse` and `pairs`, dO with `delta`.
   constexpr Pipeline<kStages> q() const {
     return {base + kQ, u32(kConfig.q_bytes()), base + kQBarriers};
   }
@@ -144,6 +146,7 @@ struct BackwardStorage {
     return {base + kDO, u32(kConfig.q_bytes()), base + kDOBarriers};
   }
   constexpr u32 lse(QState at) const { return base + kLse + at.index * kConfig.lse_bytes(); }
+  constexpr u32 pairs(QState at) const { return base + kPairs + at.index * kConfig.pair_bytes(); }
   constexpr u32 delta(DOutState at) const {
     return base + kDelta + at.index * kConfig.delta_bytes();
   }

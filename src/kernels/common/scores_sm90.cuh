@@ -14,6 +14,7 @@
 #include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/fragments.cuh"
+#include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/forward_sm90/storage.cuh"
@@ -27,6 +28,15 @@ inline float bias_log2(float added) {
   const float scaled = added * kLog2E<float>;
   if (scaled < -kLargestFloat) return -kLargestFloat;
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
+}
+
+// A score in log2 with a bias. kExactly: -inf hides even what is not finite, and finite ones stay
+// so. Else both leave NaN, or a row that saw nothing, which is computed again: two instructions for
+// eight.
+template <bool kExactly>
+inline float add_bias(float s, float added) {
+  if constexpr (!kExactly) return s + ptx::mul(added, kLog2E<float>);
+  return added == -kInfinity<float> ? added : s + bias_log2(added);
 }
 
 // Where only scores are wanted. Else: an operator()(i, slope) that is given the slope of pair i.
@@ -90,18 +100,26 @@ struct PairTerms {
 
   // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kPlain: what was
   // asked of the block as a whole, documents and a user's mask, hides none. kWhole: no interval
-  // mask cuts the block, so that an index out of range is a visible pair's. take_slope: as
-  // IgnoreSlopes.
-  template <bool kPlain, bool kWhole, class TakeSlope>
-  void apply(Scores& S, i32 first_key, TakeSlope& take_slope) const {
+  // mask cuts the block, so that an index out of range is a visible pair's. kExactly: as add_bias.
+  // take_slope: as IgnoreSlopes.
+  template <bool kPlain, bool kWhole, bool kExactly, class TakeSlope>
+  void apply(Scores& S, i32 first_key, const PairTile<kConfig>& tile, TakeSlope& take_slope) const {
     constexpr bool kDocuments = kConfig.score.documents && !(kPlain && kConfig.skips_documents);
     constexpr bool kMask = kUser.mask && !(kPlain && kConfig.score.mask_tiles);
     constexpr bool kAsks = kUser.score || kMask;
+    constexpr bool kKeepsRange = kExactly || !kConfig.tiled_bias;
     if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks) return;
     if (kv_len == 0) return;  // nothing to read
     bool outside = false;
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
+      ptx::F32x2 tile_bias[2];
+      u32 tile_mask[2];
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        if constexpr (kConfig.tiled_bias) tile_bias[r] = tile.bias_of(i / 4, r);
+        if constexpr (kConfig.tiled_mask) tile_mask[r] = tile.mask_of(i / 4, r);
+      }
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
         const i64 key = min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
@@ -113,8 +131,10 @@ struct PairTerms {
         for (i32 r = 0; r < 2; ++r) {
           float& s = S[i + 2 * r + c];
           if constexpr (has_bias()) {
-            const float added = load_bias(bias[r] + key * arrays.bias.strides[3]);
-            s = added == -kInfinity<float> ? added : s + bias_log2(added);
+            const float added = kConfig.tiled_bias
+                                    ? tile_bias[r].word[c]
+                                    : load_bias(bias[r] + key * arrays.bias.strides[3]);
+            s = add_bias<kKeepsRange>(s, added);
           }
           if constexpr (kAsks) {
             const MappedScore<float> mapped =
@@ -123,9 +143,10 @@ struct PairTerms {
             if constexpr (TakeSlope::kWanted) take_slope(i + 2 * r + c, mapped.slope);
           }
           if constexpr (kConfig.score.mask) {
-            if (arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0) {
-              s = -kInfinity<float>;
-            }
+            const bool hides = kConfig.tiled_mask
+                                   ? PairTile<kConfig>::hides(tile_mask[r], c)
+                                   : arrays.mask.data[mask[r] + key * arrays.mask.strides[3]] == 0;
+            if (hides) s = -kInfinity<float>;
           }
           if constexpr (kDocuments) {
             if (kv_id != q_id[r]) s = -kInfinity<float>;
@@ -233,21 +254,36 @@ struct FragmentScores {
     }
   }
 
-  // first_key: of the block. kPlain, kWhole: as of the terms of pairs.
+  // first_key: of the block, tile: of its pairs. kPlain, kWhole, kExactly: as of the terms of
+  // pairs.
   static constexpr bool kUncut =
       kConfig.score.mask_kind == MaskKind::kNone && !kConfig.score.blocks;
-  template <bool kPlain = false, bool kWhole = kUncut>
-  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key) const {
+  template <bool kPlain = false, bool kWhole = kUncut, bool kExactly = false>
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile) const {
     IgnoreSlopes ignore;
-    apply<kPlain, kWhole>(S, first_key, ignore);
+    apply<kPlain, kWhole, kExactly>(S, first_key, tile, ignore);
   }
-  template <bool kPlain = false, bool kWhole = false, class TakeSlope>
-  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, TakeSlope& take_slope) const {
+  void apply_exactly(float (&S)[kConfig.kv_rows / 2], i32 first_key,
+                     const PairTile<kConfig>& tile) const {
+    apply<false, kUncut, true>(S, first_key, tile);
+  }
+  template <bool kPlain, class TakeSlope>
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile,
+             bool exactly, TakeSlope& take_slope) const {
+    if (exactly) {
+      apply<kPlain, false, true>(S, first_key, tile, take_slope);
+    } else {
+      apply<kPlain, false, false>(S, first_key, tile, take_slope);
+    }
+  }
+  template <bool kPlain, bool kWhole, bool kExactly, class TakeSlope>
+  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile,
+             TakeSlope& take_slope) const {
     if constexpr (!kConfig.maps_scores()) return;
     const float distance[2] = {position[0] - static_cast<float>(first_key),
                                position[1] - static_cast<float>(first_key)};
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
+    for (i32 i = 0; kConfig.scales_scores() && i < kConfig.kv_rows / 2; ++i) {
       float s = S[i];
       if constexpr (kConfig.score.score_mod) {
         s = modified_log2(params.score_mod, s);
@@ -260,7 +296,7 @@ struct FragmentScores {
       }
       S[i] = s;
     }
-    pairs.template apply<kPlain, kWhole>(S, first_key, take_slope);
+    pairs.template apply<kPlain, kWhole, kExactly>(S, first_key, tile, take_slope);
   }
 };
 

@@ -77,7 +77,7 @@ struct QueryTerms {
   // Scores relative to row_max in large rows, as lse is.
   void shift_large_scores(Scores& S) const {
     if (!kConfig.score.stats || !has_large_scores) return;
-    const LargeScores large(kConfig.maps_scores() ? kLn2<float> : params.scale);
+    const LargeScores large(kConfig.scales_scores() ? kLn2<float> : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = large.shifted(S[i], row_max[i / 2 % 2]);
   }
@@ -86,7 +86,7 @@ struct QueryTerms {
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-      const float factor = kConfig.maps_scores() ? 1.f : params.scale_log2;
+      const float factor = kConfig.scales_scores() ? 1.f : params.scale_log2;
       S[i] = ptx::exp2_volatile(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
     }
   }
@@ -143,6 +143,7 @@ struct BackwardDqConsumer
   Shared shared;
   typename Shared::QState q_at;
   typename Shared::KvState kv_at;
+  PairTileReader<kConfig> pair_tiles{shared};
 
   struct Work {
     QueryBlock block;
@@ -166,6 +167,7 @@ struct BackwardDqConsumer
   void skip_blocks(i32& j, i32 begin) {
 #pragma unroll 1
     for (; j >= begin; --j) {
+      pair_tiles.skip();
       this->skip_block(shared.k(), kv_at, shared.v(), kv_at);
       kv_at.advance();
     }
@@ -200,10 +202,14 @@ struct BackwardDqConsumer
 
   // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
   template <bool kPartial>
-  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) const {
+  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) {
     ptx::wgmma_wait<1>();
     auto slopes = pairs.terms.slopes(S);
-    pairs.scores.template apply<!kPartial>(S, j * kConfig.kv_rows, slopes);
+    const bool exactly =  // of large biases
+        !kConfig.tiled_bias || !kConfig.score.stats || pairs.terms.has_large_scores;
+    pairs.scores.template apply<!kPartial>(S, j * kConfig.kv_rows, pair_tiles.tile(warpgroup),
+                                           exactly, slopes);
+    pair_tiles.release();
     if constexpr (kPartial)
       hide_keys<kConfig>(S, pairs.visible, j * kConfig.kv_rows + first_column());
     pairs.terms.shift_large_scores(S);

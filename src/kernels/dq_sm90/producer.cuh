@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
+#include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/forward_sm90/listed_keys.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/tma.cuh"
@@ -23,6 +24,7 @@ struct BackwardDqProducer {
   Shared shared;
   typename Shared::QState q_at;
   typename Shared::KvState kv_at;
+  typename Shared::PairState pairs_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 rows, i32 row, i32 head,
             i32 batch) const {
@@ -64,6 +66,16 @@ struct BackwardDqProducer {
     kv_at.advance();
   }
 
+  void load_bias_and_mask(const QueryBlock& block, i32 key_block) {
+    if constexpr (kConfig.pair_tiles()) {
+      const auto pairs = shared.pairs();
+      pairs.producer_acquire(pairs_at);
+      load_pair_tiles<kConfig>(params.maps.bias, params.maps.mask, params.forward.attention,
+                               pairs.address(pairs_at), pairs.full(pairs_at), block, key_block);
+      pairs_at.advance();
+    }
+  }
+
   // The blocks of keys that lists leave.
   void load_listed(const QueryBlock& block, i32 head, const SeqlenInfo& seqlen, u32 count) {
     KeyWalk<kConfig> walk(shared, params.forward, block, count);
@@ -99,6 +111,7 @@ struct BackwardDqProducer {
       for (i32 j = last; j >= first; --j) {
         if (j == min(first + 1, last)) ptx::mbarrier_arrive(shared.nearly_loaded());
         load_keys(j, kv_head, seqlen);
+        load_bias_and_mask(block, j);
       }
     }
   }

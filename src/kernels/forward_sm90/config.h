@@ -65,6 +65,9 @@ struct ForwardSm90Config {
   bool mixed = false;            // requests of at most kFewRows are left to decode_sm80, which runs
                                  // beside this kernel
   bool gathers = false;          // pages of so few rows that warps copy each row themselves
+  bool tiled_bias = false;       // the copy engine brings the bias of a block of pairs, and the
+  bool tiled_mask = false;       // boolean mask; else their elements are loaded one by one
+  i32 pair_stages = 0;           // of those in shared memory
   ScoreOptions score;
 
   constexpr bool has_8_bits() const { return dtype == DType::kFloat8E4M3; }
@@ -91,6 +94,8 @@ struct ForwardSm90Config {
     return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
+  // Whether scores come to the softmax in log2; else as dot products, which a mask may have hidden.
+  constexpr bool scales_scores() const { return score.scales_scores(); }
   // Whether scores go through arithmetic of their own before the softmax sees them.
   constexpr bool maps_scores() const {
     return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
@@ -105,14 +110,21 @@ struct ForwardSm90Config {
     return has_8_bits() ? d_v * row_bytes(kv_rows) : kv_rows * row_bytes(d_v);
   }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
+  constexpr bool pair_tiles() const { return tiled_bias || tiled_mask; }
+  constexpr i32 bias_bytes() const {  // of a block of pairs
+    return tiled_bias ? 64 * q_tiles() * kv_rows * i32(size_bytes(score.bias)) : 0;
+  }
+  constexpr i32 mask_bytes() const { return tiled_mask ? 64 * q_tiles() * kv_rows : 0; }
+  constexpr i32 pair_bytes() const { return bias_bytes() + mask_bytes(); }
   constexpr i32 found_bytes() const { return gathers ? 2 * 16 * kv_rows : 0; }  // of two blocks
   constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (score.varlen ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
-           found_bytes() + barrier_bytes();
+           pair_stages * pair_bytes() + found_bytes() + barrier_bytes();
   }
   constexpr i32 barrier_bytes() const {  // and two work tiles
-    return 2 * work_tile_bytes() + 48 + 16 * (num_q_slots() + 2 * stages + (gathers ? 2 : 0)) +
+    return 2 * work_tile_bytes() + 48 +
+           16 * (num_q_slots() + 2 * stages + (gathers ? 2 : 0) + pair_stages) +
            (fills_tails() ? 8 * stages : 0) + key_step_bytes();
   }
   constexpr i32 key_step_bytes() const { return score.has_tile_lists() ? 8 * stages : 0; }
@@ -196,6 +208,13 @@ struct ForwardSm90Config {
     if (caches && (!score.varlen || score.has_pair_terms())) {
       return "caches have lengths, and no bias, mask and documents";
     }
+    if (pair_tiles() != (pair_stages > 0) || (tiled_bias && score.bias == DType::kNone) ||
+        (tiled_mask && !score.mask)) {
+      return "tiles of bias and mask have stages";
+    }
+    if (pair_tiles() && (kv_rows != 64 || !specialised || heads_per_tile > 1)) {
+      return "tiles of bias and mask are 64 keys wide, loaded by a warp of its own";
+    }
     if (mixed && !caches) return "kernels run side by side over caches";
     if (paged && (!caches || !specialised || !swizzle)) {
       return "pages are of caches, looked up by a warp of its own, and swizzled";
@@ -238,6 +257,9 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("paged", config.paged);
   each("mixed", config.mixed);
   each("gathers", config.gathers);
+  each("tiled_bias", config.tiled_bias);
+  each("tiled_mask", config.tiled_mask);
+  each("pair_stages", config.pair_stages);
   each("score", config.score);
 }
 
@@ -246,12 +268,16 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
 // and V are 8 wide. Of e4m3 boxes of Q and K are 128 wide, and V is what transpose_values_sm90
 // makes: boxes (128, d_v), dims (key of a block, d, kv_head, block of keys). The map of O is used
 // with stage_output only. Of pools of pages the boxes of K and V are (64, key_box_rows()), and
-// their dims (d, row of the page, head, page).
+// their dims (d, row of the page, head, page). Bias and mask, where they come in tiles: boxes of
+// q_rows() rows and 128 bytes of keys, of the mask 64; dims (key, row, head, sequence), axes that
+// are broadcast with an extent of 1.
 struct ForwardTensorMaps {
   TensorMap q;
   TensorMap k;
   TensorMap v;
   TensorMap o;
+  TensorMap bias;
+  TensorMap mask;
 };
 
 // Rows of a box of K and V in pools of pages: they divide a page and a block of keys, so that no

@@ -32,6 +32,7 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   Shared shared;
   typename Shared::QState q_at;
   typename Shared::KvState k_at, v_at;
+  PairTileReader<kConfig> pair_tiles{shared};
   InlineProducer<kConfig> inline_producer{{maps, params, shared}};
 
   // Only warpgroup 0 waits for K and V to land; the ping-pong barriers carry that to the others
@@ -112,6 +113,7 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
 #pragma unroll 1
     for (; j >= begin; --j) {
       produce();
+      pair_tiles.skip();  // before V, for which the producer may wait until it is released
       this->skip_block(shared.k(), k_at, shared.v(), v_at);
       advance_k();
       advance_v();
@@ -144,7 +146,7 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   const ForwardArguments& arguments() const {
     return reinterpret_cast<const ForwardArguments&>(maps);
   }
-  float softmax_factor() const { return kConfig.maps_scores() ? 1.f : params.scale_log2; }
+  float softmax_factor() const { return kConfig.scales_scores() ? 1.f : params.scale_log2; }
   // Of e4m3, what scores are multiplied by beside that: the scales of q and k of a head, as a sign,
   // which may be 0 or NaN, and a positive number.
   struct OperandScale {

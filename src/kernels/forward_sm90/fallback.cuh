@@ -222,7 +222,8 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     ptx::wgmma_fence_operand(S);
     wg.release_k();
     // m = max(m, row maximum of S), O *= exp2(m_old - m), P = exp2(c (S - m))
-    scores.apply(S, j * kConfig.kv_rows);
+    scores.apply_exactly(S, j * kConfig.kv_rows, wg.pair_tiles.tile(wg.warpgroup));
+    wg.pair_tiles.release();
     wg.sign_scores(S, sign);
     wg.template apply_mask<MaskKind::kRight>(S, visible, j);
     MarkedKeys<kConfig> hidden;

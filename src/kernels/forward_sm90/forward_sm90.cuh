@@ -94,7 +94,8 @@ struct ForwardConsumer {
     wg.find_visible_keys(rows.visible, work);
     ptx::wgmma_wait<0>();
     wg.release_k();
-    rows.scores.apply(S, j * kConfig.kv_rows);
+    rows.scores.apply(S, j * kConfig.kv_rows, wg.pair_tiles.tile(wg.warpgroup));
+    wg.pair_tiles.release();
     wg.sign_scores(S, rows.sign);
     if (j >= blocks.full_end || j < blocks.full_begin) {
       wg.template apply_mask<MaskKind::kRight>(S, rows.visible, j);
@@ -127,7 +128,8 @@ struct ForwardConsumer {
     // S = scores in log2, -inf where hidden; all this under the product above
     constexpr bool kWhole = kMask == MaskKind::kNone;
     rows.scores.template apply<kWhole, kWhole || FragmentScores<kConfig>::kUncut>(
-        S, j * kConfig.kv_rows);
+        S, j * kConfig.kv_rows, wg.pair_tiles.tile(wg.warpgroup));
+    wg.pair_tiles.release();
     wg.sign_scores(S, rows.sign);
     if constexpr (kMask != MaskKind::kNone) wg.template apply_mask<kMask>(S, rows.visible, j);
     // m = max(m, row maximum of S), P_j = exp2(S - m), l += row sum of P_j
@@ -267,6 +269,8 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     ptx::prefetch_tensormap(maps.q);
     ptx::prefetch_tensormap(maps.k);
     ptx::prefetch_tensormap(maps.v);
+    if constexpr (kConfig.tiled_bias) ptx::prefetch_tensormap(maps.bias);
+    if constexpr (kConfig.tiled_mask) ptx::prefetch_tensormap(maps.mask);
     shared.init();
   }
   ptx::block_sync();

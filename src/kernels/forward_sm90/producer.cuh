@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/common/documents_sm90.cuh"
+#include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/listed_keys.cuh"
 #include "kernels/forward_sm90/storage.cuh"
@@ -24,6 +25,7 @@ struct ForwardProducer {
   Shared shared;
   typename Shared::QState q_at;
   typename Shared::KvState k_at, v_at;
+  typename Shared::PairState pairs_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
             i32 batch, u64 policy) const {
@@ -77,6 +79,17 @@ struct ForwardProducer {
     }
   }
 
+  // Bias and mask of the block's rows and those keys.
+  void load_pairs(const QueryBlock& block, i32 key_block) {
+    if constexpr (kConfig.pair_tiles()) {
+      shared.pairs().producer_acquire(pairs_at);
+      load_pair_tiles<kConfig>(maps.bias, maps.mask, params.attention,
+                               shared.pairs().address(pairs_at), shared.pairs().full(pairs_at),
+                               block, key_block);
+      pairs_at.advance();
+    }
+  }
+
   void tell_nearly_loaded() const { ptx::mbarrier_arrive(shared.nearly_loaded()); }
 
   i32 kv_head(const QueryBlock& block) const {
@@ -94,10 +107,12 @@ struct ForwardProducer {
     if (last <= first + 1) tell_nearly_loaded();
     load_k(last, head, seqlen);
     load_q(block, seqlen);
+    load_pairs(block, last);
 #pragma unroll 1
     for (i32 j = last - 1; j >= first; --j) {
       if (j == first + 1) tell_nearly_loaded();
       load_k(j, head, seqlen);
+      load_pairs(block, j);
       load_v(j + 1, head, seqlen, range);
     }
     load_v(first, head, seqlen, range);

@@ -134,11 +134,11 @@ struct RowSoftmax {
   // where stats are asked for, lse must also be small enough to stand for both of them, and where m
   // is folded into the exponent, its rounding must be small.
   bool in_range(i32 row) const {
-    if (kTracksMaximum && row_max[row] == -kInfinity<float>) return true;
+    if (kTracksMaximum && row_max[row] == -kInfinity<float>) return !kMayHideFinite;
     if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
     const float m = kConfig.score.has_tile_lists() ? shift(row) : row_max[row];
     if constexpr (kConfig.score.stats) return is_within(m, 1024);
-    return kConfig.maps_scores() || !kConfig.folded_scale || is_within(m, 0x1p24f);
+    return kConfig.scales_scores() || !kConfig.folded_scale || is_within(m, 0x1p24f);
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
@@ -156,7 +156,7 @@ struct RowSoftmax {
   }
   RowStats exact_stats(i32 row, float scale) const {
     if (row_max[row] == -kInfinity<float>) return {row_max[row], sum[row]};
-    if constexpr (kConfig.maps_scores()) {
+    if constexpr (kConfig.scales_scores()) {
       const float maximum = nats(row_max[row]);
       if (is_saturated(row_max[row])) return {maximum, sum[row]};
       return {maximum, sum[row] * ptx::exp2(ptx::fma(-maximum, kLog2E<float>, row_max[row]))};
@@ -168,6 +168,9 @@ struct RowSoftmax {
   }
 
  private:
+  // In log2 a finite bias can have become -inf (scores_sm90.cuh).
+  static constexpr bool kMayHideFinite =
+      kConfig.tiled_bias && kConfig.score.bias != DType::kFloat16;
   static constexpr bool kTracksMaximum =
       kConfig.shift_rule == ShiftRule::kEveryBlock || kConfig.shift_rule == ShiftRule::kWhenGrown;
 
@@ -190,7 +193,7 @@ struct RowSoftmax {
 
   template <bool kDifferences>
   float exponent(float s, float m) const {
-    if constexpr (kConfig.maps_scores()) return s - m;
+    if constexpr (kConfig.scales_scores()) return s - m;
     if constexpr (kDifferences && kHeadroom != 0) return ptx::fma(s - m, factor, kHeadroom);
     if constexpr (kDifferences) return (s - m) * factor;
     if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);

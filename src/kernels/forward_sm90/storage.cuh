@@ -14,7 +14,7 @@
 
 namespace fulmen {
 
-// In this order: Q, K, V, O, addresses of rows of pages, two work tiles, barriers.
+// In this order: Q, K, V, bias and mask, O, addresses of rows of pages, two work tiles, barriers.
 template <ForwardSm90Config kConfig>
 struct ForwardStorage {
   u32 base;
@@ -22,9 +22,12 @@ struct ForwardStorage {
   using QState = PipelineState<kConfig.num_q_slots()>;
   using KvState = PipelineState<kConfig.stages>;
   using FoundState = PipelineState<2>;
+  static constexpr i32 kPairStages = max(kConfig.pair_stages, 1);
+  using PairState = PipelineState<kPairStages>;
   static constexpr u32 kK = kConfig.num_q_slots() * kConfig.q_bytes();
   static constexpr u32 kV = kK + kConfig.stages * kConfig.k_bytes();
-  static constexpr u32 kO = kV + kConfig.stages * kConfig.v_bytes();
+  static constexpr u32 kPairs = kV + kConfig.stages * kConfig.v_bytes();
+  static constexpr u32 kO = kPairs + kConfig.pair_stages * kConfig.pair_bytes();
   static constexpr u32 kFound = kO + kConfig.o_bytes();
   static constexpr u32 kWorkTiles = kFound + kConfig.found_bytes();
   static constexpr u32 kWorkTileBytes = kConfig.work_tile_bytes();
@@ -34,8 +37,9 @@ struct ForwardStorage {
   static constexpr u32 kVBarriers = kKBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kLanded = kVBarriers + Pipeline<kConfig.stages>::kBarrierBytes;
   static constexpr u32 kFoundBarriers = kLanded + (kConfig.fills_tails() ? 8 * kConfig.stages : 0);
-  static constexpr u32 kKeySteps =
+  static constexpr u32 kPairBarriers =
       kFoundBarriers + (kConfig.gathers ? Pipeline<2>::kBarrierBytes : 0);
+  static constexpr u32 kKeySteps = kPairBarriers + 16 * kConfig.pair_stages;
   static_assert(kKeySteps + kConfig.key_step_bytes() == u32(kConfig.shared_bytes()));
 
   // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
@@ -51,6 +55,9 @@ struct ForwardStorage {
   }
   constexpr Pipeline<kConfig.stages> v() const {
     return {base + kV, u32(kConfig.v_bytes()), base + kVBarriers};
+  }
+  constexpr Pipeline<kPairStages> pairs() const {
+    return {base + kPairs, u32(kConfig.pair_bytes()), base + kPairBarriers};
   }
   constexpr u32 o() const { return base + kO; }
   // Addresses of rows of K, then of V.
@@ -96,6 +103,7 @@ struct ForwardStorage {
     }
     ptx::mbarrier_init(nearly_loaded(), 1);
     if constexpr (kConfig.gathers) found().init(2);
+    if constexpr (kConfig.pair_tiles()) pairs().init(4 * kConfig.warpgroups);
     ptx::fence_mbarrier_init();
   }
 };

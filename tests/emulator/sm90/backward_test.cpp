@@ -84,6 +84,20 @@ constexpr ForwardSm90Config kPairsDq = [] {
   config.score.mask = config.score.dropout = true;
   return config;
 }();
+// The same in tiles, and a bias of 16 bits.
+constexpr ForwardSm90Config kPairTilesDq = [] {
+  ForwardSm90Config config = kPairsDq;
+  config.tiled_bias = config.tiled_mask = true;
+  config.pair_stages = 1;
+  return config;
+}();
+constexpr ForwardSm90Config kBiasTilesDq = [] {
+  ForwardSm90Config config = dq_config(128, 64, MaskKind::kRight, true);
+  config.score.bias = DType::kBFloat16;
+  config.tiled_bias = true;
+  config.pair_stages = 2;
+  return config;
+}();
 constexpr ForwardSm90Config kWideDq = [] {
   ForwardSm90Config config = dq_config(256, 48, MaskKind::kRight, true);
   config.dtype = DType::kFloat16;
@@ -105,10 +119,14 @@ constexpr Kernels kernels_of(const ForwardSm90Config& dq) {
                             .register_dims = dq.d_qk > 128 ? 128 : 0,
                             .score = dq.score};
   config.score.sinks = false;
+  config.tiled_bias = dq.tiled_bias;
+  config.tiled_mask = dq.tiled_mask;
   return {config, dq};
 }
 constexpr Kernels kCapped = kernels_of(kCappedDq);
 constexpr Kernels kPairs = kernels_of(kPairsDq);
+constexpr Kernels kPairTiles = kernels_of(kPairTilesDq);
+constexpr Kernels kBiasTiles = kernels_of(kBiasTilesDq);
 constexpr Kernels kWideOptions = kernels_of(kWideDq);
 constexpr Kernels kDocuments = kernels_of(kDocumentsDq);
 
@@ -137,6 +155,14 @@ struct Blocks {
   bool together = false;
 };
 
+// Bias and mask of blocks of 64 queries, or of two warpgroups' 64, as far as they come in tiles.
+template <auto kConfig>
+void map_pairs(const Problem& problem, u32 keys, BackwardTensorMaps& maps) {
+  const i32 rows = keys == 64 ? 128 : 64;
+  if (kConfig.tiled_bias) maps.bias = map_of(gpu::pair_box(problem, Array::kBias, rows, keys));
+  if (kConfig.tiled_mask) maps.mask = map_of(gpu::pair_box(problem, Array::kMask, rows, keys));
+}
+
 template <BackwardSm90Config kConfig>
 void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardParams params,
             u32 seed, const Blocks& blocks) {
@@ -150,7 +176,10 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
                  map_of(arrays[Array::kV], kConfig.kv_rows_of_block()),
                  map_of(arrays[Array::kDOut], kConfig.q_rows),
                  map_of(arrays[Array::kDK], 64),
-                 kConfig.dv ? map_of(arrays[Array::kDV], 64) : TensorMap{}};
+                 kConfig.dv ? map_of(arrays[Array::kDV], 64) : TensorMap{},
+                 {},
+                 {}};
+  map_pairs<kConfig>(problem, 128, params.maps);
   // The last two work tiles in two parts, which a plan does where there are many.
   std::vector<float> part_sums(kConfig.paired ? size_t{2 * 4 * 64} * kConfig.dims + 4 : 0);
   std::vector<u32> parts_done(8);
@@ -183,6 +212,7 @@ void launch_dq(const Problem& problem, const ForwardSm90Config& chosen, Backward
   params.maps.k = map_of(arrays[Array::kK], kConfig.kv_rows);
   params.maps.v = map_of(arrays[Array::kV], kConfig.kv_rows);
   params.maps.dout = map_of(arrays[Array::kDOut], 64);
+  map_pairs<kConfig>(problem, 64, params.maps);
   const i64 count = min<i64>(gpu::max_work_tiles(problem, kConfig), blocks.most);
   emulator::launch({static_cast<i32>(count), kConfig.threads(), kConfig.shared_bytes(), seed,
                     blocks.together, "backward_dq_sm90", is_sampled(seed)},
@@ -364,6 +394,8 @@ TEST(Sm90BackwardOnHost, ListsOfBlocks) {
 TEST(Sm90BackwardOnHost, Options) {
   expect_agreement<kCapped>(601, 4, false);
   expect_agreement<kPairs>(701, 4, false);
+  expect_agreement<kPairTiles>(721, 3, false);
+  expect_agreement<kBiasTiles>(741, 3, false);
   expect_agreement<kDocuments>(801, 4, false);
   expect_agreement<kWideOptions>(1001, 2, false);
 }

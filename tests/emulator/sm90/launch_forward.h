@@ -42,8 +42,17 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
   arguments.params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
   const i32 key_rows =
       kConfig.paged ? key_box_rows(arguments.params.attention, kConfig.kv_rows) : kConfig.kv_rows;
-  arguments.maps = {map(Array::kQ, kConfig.tile_rows()), map(Array::kK, key_rows),
-                    map(Array::kV, key_rows), map(Array::kO, 64)};
+  arguments.maps = {map(Array::kQ, kConfig.tile_rows()),
+                    map(Array::kK, key_rows),
+                    map(Array::kV, key_rows),
+                    map(Array::kO, 64),
+                    {},
+                    {}};
+  const auto map_pairs = [&](Array array) {
+    return map_of(gpu::pair_box(problem, array, kConfig.q_rows(), 64));
+  };
+  if (kConfig.tiled_bias) arguments.maps.bias = map_pairs(Array::kBias);
+  if (kConfig.tiled_mask) arguments.maps.mask = map_pairs(Array::kMask);
   arguments.params.next_block = &next_block;
   arguments.params.attention.faults = faults;
   std::vector<IdRange> key_ranges(gpu::num_key_ranges(problem, kConfig));

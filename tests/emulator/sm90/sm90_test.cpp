@@ -55,6 +55,22 @@ constexpr ForwardSm90Config kPairs{
     .shift_rule = ShiftRule::kWhenGrown,
     .score = {
         .mask_kind = MaskKind::kBoth, .mask = true, .bias = DType::kFloat32, .dropout = true}};
+// The same in tiles, of three warpgroups.
+constexpr ForwardSm90Config kPairTiles = [] {
+  ForwardSm90Config config = kPairs;
+  config.warpgroups = 3;
+  config.tiled_bias = config.tiled_mask = true;
+  config.pair_stages = 1;
+  return config;
+}();
+constexpr ForwardSm90Config kBiasTiles = [] {
+  ForwardSm90Config config = kPairs;
+  config.score = {.bias = DType::kBFloat16, .varlen = true, .stats = true};
+  config.stage_output = false;
+  config.tiled_bias = true;
+  config.pair_stages = 3;
+  return config;
+}();
 constexpr ForwardSm90Config kDocuments{
     .d_qk = 64,
     .d_v = 64,
@@ -325,6 +341,11 @@ TEST(Sm90OnHost, NoWarpOfItsOwnLoads) {
 TEST(Sm90OnHost, MaximumAndMaskEverywhere) { expect_agreement<kTextbook>(1801, 6); }
 
 TEST(Sm90OnHost, BiasMaskDropout) { expect_agreement<kPairs>(801, 12); }
+TEST(Sm90OnHost, BiasAndMaskInTiles) {
+  expect_agreement<kPairTiles>(831, 8);
+  expect_agreement<kBiasTiles>(861, 6);
+  expect_hidden_does_not_show<kPairTiles>(891, 4);
+}
 TEST(Sm90OnHost, BiasDocumentsDropoutSequences) { expect_agreement<kDocuments>(901, 12); }
 
 // Equal scores of 1e11 and more: what is left of a rounded product of that size is no exponent.

@@ -134,12 +134,31 @@ class HopperRequest {
     }
   }
 
+  // An array over pairs that the copy engine takes.
+  Tensor pair_array(DType dtype) {
+    const i64 heads = random_.chance(0.3) ? 1 : heads_q_, row = ceil_div(kv_rows_, 16) * 16;
+    const i64 batch = random_.chance(0.3) ? 1 : batch_;
+    Tensor tensor;
+    tensor.dtype = dtype;
+    tensor.rank = 4;
+    const i64 shape[4] = {batch, heads, q_rows_, kv_rows_};
+    const i64 strides[4] = {heads * q_rows_ * row, q_rows_ * row, row, 1};
+    std::copy(shape, shape + 4, tensor.shape);
+    std::copy(strides, strides + 4, tensor.strides);
+    const i64 bytes = batch * heads * q_rows_ * row * size_bytes(dtype);
+    char* const data = static_cast<char*>(random_.memory(static_cast<size_t>(bytes) + 16));
+    tensor.data = data + (16 - reinterpret_cast<u64>(data) % 16) % 16;
+    return tensor;
+  }
+
   void draw_pairs() {
     Arrays& arrays = request.arrays;
     const auto one_or = [&](i64 extent) { return random_.chance(0.3) ? 1 : extent; };
     if (config_.score.bias != DType::kNone) {
-      const Tensor bias = random_.array(config_.score.bias, {one_or(batch_), one_or(heads_q_),
-                                                             one_or(q_rows_), one_or(kv_rows_)});
+      const Tensor bias = config_.tiled_bias ? pair_array(config_.score.bias)
+                                             : random_.array(config_.score.bias,
+                                                             {one_or(batch_), one_or(heads_q_),
+                                                              one_or(q_rows_), one_or(kv_rows_)});
       random_.fill_normal(bias);
       RandomProblem::for_each(bias, [&](const i64* at) {
         if (random_.chance(0.1)) {
@@ -150,8 +169,10 @@ class HopperRequest {
       arrays[Array::kBias] = bias;
     }
     if (config_.score.mask) {
-      const Tensor mask = random_.array(
-          DType::kBool, {one_or(batch_), one_or(heads_q_), one_or(q_rows_), kv_rows_});
+      const Tensor mask = config_.tiled_mask
+                              ? pair_array(DType::kBool)
+                              : random_.array(DType::kBool, {one_or(batch_), one_or(heads_q_),
+                                                             one_or(q_rows_), kv_rows_});
       const double share = random_.one_of({0.05, 0.5, 0.9});
       RandomProblem::for_each(mask, [&](const i64* at) {
         store_bytes<u8>(RandomProblem::address(mask, at), random_.chance(share));

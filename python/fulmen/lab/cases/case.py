@@ -91,6 +91,7 @@ class Case(Caches, Scalars, Tensors):
 
     # what is judged
     gradients: tuple[str, ...] = ("q", "k", "v")  # "bias" and "sinks" are added where they exist
+    fixed: tuple[str, ...] = ()  # but for these
     dlse: bool = False
     check: str = "rule"  # CHECKS
     need_each: bool = False  # each gradient is asked for alone as well: checks.each_alone
@@ -137,7 +138,9 @@ class Case(Caches, Scalars, Tensors):
         """The gradients that are judged, in the words of fulmen.attention_backward."""
         if not self.gradients:
             return ()
-        extra = [name for name in ("bias", "sinks") if getattr(self, name)]
+        extra = [
+            name for name in ("bias", "sinks") if getattr(self, name) and name not in self.fixed
+        ]
         return (*self.gradients, *(name for name in extra if name not in self.gradients))
 
     def changed(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 """The named cases: data shared by pytest, `fulmen verify` and bench.
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
-that wait), lengths, shapes, numbers, memory, options, packed, caches, decodes, cascades, latent,
-sparse, appended, indexer, quantised, expressions, grid.
+that wait), lengths, shapes, numbers, memory, options, pair_tiles, packed, caches, decodes,
+cascades, latent, sparse, appended, indexer, quantised, expressions, grid.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from . import (
     numbers,
     options,
     packed,
+    pair_tiles,
     quantised,
     shapes,
     sparse,
 )
 
 TABLES = (
-    bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, packed, caches,
-    decodes, cascades, latent, sparse, appended, indexer, quantised, expressions, block_lists,
-    grid,
+    bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, pair_tiles,
+    packed, caches, decodes, cascades, latent, sparse, appended, indexer, quantised, expressions,
+    block_lists, grid,
 )  # fmt: skip
 
 
