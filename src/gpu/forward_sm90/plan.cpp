@@ -20,9 +20,14 @@ namespace {
 constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = 0x7fffffff;
 
-i32 product_width(i64 dim) {
+// in_halves: the fallback computes half of the columns at a time.
+i32 product_width(i64 dim, bool in_halves) {
+  const auto suits = [=](i32 width) {
+    return ForwardSm90Config::is_product_width(width) &&
+           (!in_halves || width <= 128 || ForwardSm90Config::is_product_width(width / 2));
+  };
   i32 width = 64;
-  while (width < dim || !ForwardSm90Config::is_product_width(width)) width += 16;
+  while (width < dim || !suits(width)) width += 16;
   return width;
 }
 
@@ -63,13 +68,12 @@ ForwardSm90Config options_of(const Problem& problem) {
   if (problem.has_quantised_q()) {
     config.dtype = problem.q_dtype();
     config.o_dtype = problem.dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-    config.promoted_blocks = kPromotedKeys / 128;
   }
   const i64 unit = 32 / config.element_bytes();  // of a product
   config.d_qk = static_cast<i32>(unit * ceil_div(problem.dim_qk, unit));
   config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
   config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
-                                 : product_width(problem.dim_v);
+                                 : product_width(problem.dim_v, config.has_8_bits());
   config.score = score_options_of(problem);
   config.caches = problem.has_caches();
   config.paged = problem.is_paged();
@@ -113,6 +117,10 @@ ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
                                       std::vector<TileCandidate>* compared) {
   ++config_derivations();
   ForwardSm90Config config = with_tile(options_of(problem), problem, gpu, compared);
+  if (config.has_8_bits()) {
+    config.promoted_blocks =
+        (config.promotes_in_memory() ? kPromotedKeysInMemory : kPromotedKeys) / config.kv_rows;
+  }
   config.gathers = gathers_rows(problem, config);
   leave_out(config, problem);
   return config;
@@ -276,12 +284,17 @@ static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
   plan.launches.push_back(fill_tile_lists(problem, plan.config.score, plan.tile_lists, shape));
 }
 
-// The kernel that transposes V, and its place in the workspace.
-static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem) {
+// The kernel that transposes V; its place in the workspace, and behind it that of sums.
+static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem, i64 num_blocks) {
   plan.value_blocks = static_cast<i64>(num_key_ranges(problem, plan.config));
   const i64 blocks = plan.value_blocks * problem.heads_kv;
   plan.workspace_bytes =
       ForwardSm90Plan::kKeyRangesOffset + static_cast<size_t>(blocks * plan.config.v_bytes());
+  if (plan.config.promotes_in_memory()) {
+    plan.sums_offset = plan.workspace_bytes;
+    const i64 numbers = num_blocks * plan.config.q_rows() * plan.config.d_v;
+    plan.workspace_bytes += static_cast<size_t>(numbers) * sizeof(float);
+  }
   KernelLaunch launch{sm90_values_spec(plan.config), blocks};
   launch.overlap_previous = true;
   plan.launches.push_back(std::move(launch));
@@ -328,9 +341,9 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
                               ceil_div(static_cast<i64>(plan->num_key_ranges), kKeyRangeThreads)});
   }
   if (config.score.has_tile_lists()) add_tile_lists(*plan, problem);
-  if (config.has_8_bits()) add_transposed_values(*plan, problem);
   KernelLaunch launch{forward_sm90_spec(config)};
   launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
+  if (config.has_8_bits()) add_transposed_values(*plan, problem, launch.num_blocks);
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
   if (config.mixed) return beside_decode(std::move(plan), problem, gpu);
@@ -339,7 +352,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
 
 // V^T of each block of keys and key head.
 static TensorBox value_box(const ForwardSm90Plan& plan, u8* values) {
-  const u64 keys = static_cast<u64>(plan.config.kv_rows);
+  const u64 keys = static_cast<u64>(plan.config.row_bytes(plan.config.kv_rows));
   const u64 dims = static_cast<u64>(plan.config.d_v);
   const u64 heads = static_cast<u64>(plan.params.heads_kv);
   const u64 blocks = static_cast<u64>(plan.value_blocks);
@@ -368,6 +381,7 @@ void ForwardSm90Plan::run(const Call& call) const {
   map(Array::kK, key_rows, config.swizzle, arguments.maps.k);
   if (config.has_8_bits()) {
     arguments.params.values = reinterpret_cast<u8*>(call.workspace) + kKeyRangesOffset;
+    arguments.params.sums = reinterpret_cast<float*>(call.workspace + sums_offset);
     encode(call.driver, value_box(*this, arguments.params.values), arguments.maps.v);
   } else {
     map(Array::kV, key_rows, config.swizzle, arguments.maps.v);

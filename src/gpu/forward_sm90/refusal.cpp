@@ -11,7 +11,7 @@ namespace fulmen::gpu {
 namespace {
 
 constexpr i64 kMaxDim = 512;
-constexpr i64 kMaxDimOf8Bits = 128;
+constexpr i64 kMaxDimOf8Bits = 256;
 constexpr i64 kCopyElements = 8;  // of 16 bits, in which the copy engine moves
 constexpr i64 kMaxStrideBytes = i64{1} << 40;
 constexpr i64 kMostCount = 0x7fffffff;

@@ -97,9 +97,9 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
 }
 
 // O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
-template <ForwardSm90Config kConfig>
-inline void issue_output(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.weight_words()],
-                         u32 v, bool accumulate) {
+template <ForwardSm90Config kConfig, i32 kFloats>
+inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_words()], u32 v,
+                         bool accumulate) {
   if constexpr (kConfig.has_8_bits()) {
     using Tile = OperandTile<kConfig.d_v, true>;
     const u32 v_descriptor = Tile{v}.descriptor();

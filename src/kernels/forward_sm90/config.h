@@ -87,11 +87,11 @@ struct ForwardSm90Config {
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
     if (score.varlen) return 56;  // the scheduler looks up sequences
-    return warpgroups == 3 ? 32 : 40;
+    return warpgroups == 3 ? 32 : promotes_in_memory() ? 24 : 40;
   }
   constexpr i32 consumer_registers() const {
     if (score.varlen) return warpgroups == 3 ? 152 : 224;
-    return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
+    return warpgroups == 3 ? 160 : warpgroups == 2 && !promotes_in_memory() ? 232 : 240;
   }
 
   // Whether scores come to the softmax in log2; else as dot products, which a mask may have hidden.
@@ -133,8 +133,12 @@ struct ForwardSm90Config {
     return (columns * element_bytes() + 127) / 128 * 128;
   }
   constexpr i32 weight_words() const { return kv_rows * element_bytes() / 8; }  // of a thread
-  // Registers of O, and what of it was added in float32.
-  constexpr i32 sums() const { return o_dims() / 2 * (has_8_bits() ? 2 : 1); }
+  // Of e4m3, whether the float32 sum of a wide O lies in global memory (promotion.cuh).
+  constexpr bool promotes_in_memory() const { return has_8_bits() && d_v > 128; }
+  // Registers of O, and of that sum.
+  constexpr i32 sums() const {
+    return o_dims() / 2 * (has_8_bits() && !promotes_in_memory() ? 2 : 1);
+  }
 
   // Whether a warp sets rows of V past the end of a sequence to zero.
   constexpr bool fills_tails() const { return score.varlen && !gathers && !has_8_bits(); }
@@ -177,8 +181,11 @@ struct ForwardSm90Config {
     return why_options_invalid();
   }
   constexpr const char* why_8_bits_invalid() const {
-    if (kv_rows != 128 || d_qk % 32 != 0) return "e4m3 takes 128 keys at a time, 32 dims a product";
+    if (kv_rows > 128 || kv_rows % 32 != 0 || d_qk % 32 != 0) {
+      return "e4m3 takes up to 128 keys at a time, 32 of them or 32 dims a product";
+    }
     if (o_dtype == DType::kNone || promoted_blocks < 1) return "e4m3 has sums of another type";
+    if (promotes_in_memory() && !is_product_width(d_v / 2)) return "half of a wide O is a product";
     if (heads_per_tile > 1) return "the heads of a tile of e4m3 have one scale";
     if (q_register_dims > 0 || split_dims || !specialised || !swizzle) {
       return "e4m3 takes Q from swizzled tiles, and a warp that loads";
@@ -338,6 +345,7 @@ struct ForwardParams {
   IdRange* key_ranges;   // with config.skips_documents: the documents of each block of keys
   u8* values;            // of e4m3: V by blocks of keys, transposed (values.cuh)
   TileLists tile_lists;  // with score.has_tile_lists(): of blocks of queries
+  float* sums;           // with promotes_in_memory(): sums of O of each warpgroup of the grid
 
   // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
   // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.

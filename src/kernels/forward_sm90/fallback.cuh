@@ -166,17 +166,22 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
   wg.sync_consumers();  // all are 0
 }
 
-// O += P V; of e4m3 in float32, since the tensor core would cut O off.
+// O += P V; of e4m3 in float32, since the tensor core would cut O off, a half of a wide O at a
+// time.
 template <ForwardSm90Config kConfig>
 inline void add_block(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.weight_words()],
                       u32 v) {
   if constexpr (kConfig.has_8_bits()) {
-    float part[kConfig.o_dims() / 2];
-    issue_output<kConfig>(part, P, v, false);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(part);
+    constexpr i32 kDims = kConfig.o_dims() / (kConfig.promotes_in_memory() ? 2 : 1);
 #pragma unroll
-    for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) O[i] += part[i];
+    for (i32 d = 0; d < kConfig.o_dims(); d += kDims) {
+      float part[kDims / 2];
+      issue_output<kConfig>(part, P, v + u32(d) * 128, false);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_operand(part);
+#pragma unroll
+      for (i32 i = 0; i < kDims / 2; ++i) O[d / 2 + i] += part[i];
+    }
   } else {
     issue_output<kConfig>(O, P, v, true);
     ptx::wgmma_wait<0>();

@@ -9,9 +9,8 @@
 // products, and with ping-pong one warpgroup's softmax runs under another's products. Shah et al.,
 // "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
 // (softmax.cuh). Queries too short for 64 rows may share a tile with other heads of their key head.
-// Of e4m3 the sums of a tensor core keep 14 bits (emulator/tensor_core.h), so that O += P V of
-// promoted_blocks blocks of keys is one of its sums, and these are added in float32; V comes
-// transposed from values.cuh, which runs before.
+// Of e4m3 O += P V of promoted_blocks blocks of keys is one sum of a tensor core, and these are
+// added in float32 (promotion.cuh); V comes transposed from values.cuh, which runs before.
 // Must hold: sm_90a, a valid config, launched with threads() threads, shared_bytes() bytes and at
 // most one thread block a multiprocessor.
 #pragma once
@@ -21,6 +20,7 @@
 #include "kernels/forward_sm90/fallback.cuh"
 #include "kernels/forward_sm90/paged_producer.cuh"
 #include "kernels/forward_sm90/producer.cuh"
+#include "kernels/forward_sm90/promotion.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -39,9 +39,6 @@ struct ForwardConsumer {
   // 64 query rows in registers.
   using Output = float[kConfig.o_dims() / 2];
   using Weights = u32[kConfig.weight_words()];
-  // Of e4m3, what was added in float32; O is the sum of the blocks since, which a tensor core
-  // added.
-  using Promoted = float[kConfig.has_8_bits() ? kConfig.o_dims() / 2 : 1];
   struct Rows {
     FragmentScores<kConfig> scores;
     RowSoftmax<kConfig> softmax;
@@ -49,9 +46,7 @@ struct ForwardConsumer {
     QRegisters<kConfig> rQ;
     Interval visible[2];
     float rescale[2] = {1, 1};
-    bool accumulate = false;
-    float sign = 1;  // e4m3: of the product of the scales of q and k
-    i32 blocks_left = kConfig.promoted_blocks;
+    float sign = 1;          // e4m3: of the product of the scales of q and k
     KeyStep step;            // with lists of tiles
     bool saw_whole = false;  // likewise: a block that all rows see
   };
@@ -59,18 +54,6 @@ struct ForwardConsumer {
   // With lists of tiles: what this block of keys is and what comes next; returns its number.
   i32 take_key_step(Rows& rows) const {
     return fulmen::take_key_step<kConfig>(wg.shared, wg.k_at, wg.warpgroup, rows.step);
-  }
-
-  // total += O, which begins anew. Always: after the last block of keys.
-  template <bool kAlways>
-  static void promote(Rows& rows, const Output& O, Promoted& total) {
-    if constexpr (kConfig.has_8_bits()) {
-      if (!kAlways && --rows.blocks_left > 0) return;
-#pragma unroll
-      for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) total[i] += O[i];
-      rows.accumulate = false;
-      rows.blocks_left = kConfig.promoted_blocks;
-    }
   }
 
   void wait_for_queries(Rows& rows) const {
@@ -107,7 +90,7 @@ struct ForwardConsumer {
 
   // Block of keys j, with the product O += P V of block j + 1.
   template <MaskKind kMask>
-  void step(Rows& rows, Output& O, Promoted& total, Weights& P, i32 j) {
+  void step(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P, i32 j) {
     constexpr bool kUpdatesMax = kMask == MaskKind::kRight ||
                                  kConfig.shift_rule == ShiftRule::kEveryBlock ||
                                  kConfig.shift_rule == ShiftRule::kWhenGrown;
@@ -120,8 +103,7 @@ struct ForwardConsumer {
     issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
     // O += P_{j+1} V_{j+1}
     if (wg.waits_for_data()) wg.shared.v().consumer_wait(wg.v_at);
-    issue_output<kConfig>(O, P, wg.v_tile(), rows.accumulate);
-    rows.accumulate = true;
+    issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
     wg.ping_pong_arrive();
     ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     wg.release_k();
@@ -142,54 +124,55 @@ struct ForwardConsumer {
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
     ptx::wgmma_wait<0>();
     wg.release_v();
-    promote<false>(rows, O, total);
+    promoted.count(O);
     // O *= exp2(m_old - m)
     if (grown) {
       if constexpr (kConfig.promoted_blocks != 1) scale_rows(O, rows.rescale);
-      if constexpr (kConfig.has_8_bits()) scale_rows(total, rows.rescale);
+      promoted.scale(rows.rescale);
     }
     round_probabilities<kConfig>(P, S);
     if constexpr (!kUpdatesMax) {
       if (!rows.softmax.outgrew(S, rows.rescale)) return;
       scale_rows(O, rows.rescale);
-      if constexpr (kConfig.has_8_bits()) scale_rows(total, rows.rescale);
+      promoted.scale(rows.rescale);
       round_probabilities<kConfig>(P, S);
     }
   }
 
   // O += P V of the first block of keys.
-  void end(Rows& rows, Output& O, Promoted& total, const Weights& P) {
+  void end(Rows& rows, Output& O, Promoted<kConfig>& promoted, const Weights& P) {
     wg.produce();
     wg.shared.v().consumer_wait(wg.v_at);
-    issue_output<kConfig>(O, P, wg.v_tile(), rows.accumulate);
+    issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
     rows.softmax.finish();
     ptx::wgmma_wait<0>();
     wg.release_v();
-    promote<true>(rows, O, total);
+    promoted.finish(O);
   }
 
   // The blocks of keys after the first that intervals leave.
-  void walk(Rows& rows, Output& O, Promoted& total, Weights& P, const KeyBlocks& blocks, i32 j) {
+  void walk(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P, const KeyBlocks& blocks,
+            i32 j) {
 #pragma unroll 1
-    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, total, P, j);
+    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, promoted, P, j);
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, total, P, j);
+    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, promoted, P, j);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
-      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, total, P, j);
+      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, promoted, P, j);
     }
   }
 
   // Those that lists leave, too.
-  void walk_listed(Rows& rows, Output& O, Promoted& total, Weights& P) {
+  void walk_listed(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P) {
     const i32 part = q_tile<kConfig>(wg.warpgroup);
     while (!rows.step.is_last()) {
 #pragma unroll 1
-      while (rows.step.goes_on(part, false)) step<MaskKind::kRight>(rows, O, total, P, 0);
+      while (rows.step.goes_on(part, false)) step<MaskKind::kRight>(rows, O, promoted, P, 0);
 #pragma unroll 1
       while (rows.step.goes_on(part, true)) {
         rows.saw_whole = true;
-        step<MaskKind::kNone>(rows, O, total, P, 0);
+        step<MaskKind::kNone>(rows, O, promoted, P, 0);
       }
     }
   }
@@ -200,7 +183,7 @@ struct ForwardConsumer {
     if constexpr (!kConfig.score.has_tile_lists()) wg.skip_blocks(j, blocks.end);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
     Output O;
-    Promoted total = {};
+    Promoted<kConfig> promoted{wg.params};
     Weights P;
     if constexpr (kConfig.has_8_bits()) {
       const auto scale = wg.operand_scale(work);
@@ -210,24 +193,19 @@ struct ForwardConsumer {
     wait_for_queries(rows);
     begin(rows, P, work, blocks, j--);
     if constexpr (kConfig.score.has_tile_lists()) {
-      walk_listed(rows, O, total, P);
+      walk_listed(rows, O, promoted, P);
     } else {
-      walk(rows, O, total, P, blocks, j);
+      walk(rows, O, promoted, P, blocks, j);
     }
     wg.release_q();
-    end(rows, O, total, P);
+    end(rows, O, promoted, P);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kConfig.score.has_tile_lists()) {
       j = blocks.begin - 1;
       wg.skip_blocks(j, blocks.all_begin);
     }
     const ForwardEpilogue<kConfig> epilogue{wg};
-    if constexpr (kConfig.has_8_bits()) {
-      epilogue.request_fallback(total, rows.softmax, rows.visible, rows.saw_whole, work);
-      epilogue.template write<false>(total, rows.softmax, work);
-    } else {
-      epilogue.request_fallback(O, rows.softmax, rows.visible, rows.saw_whole, work);
-      epilogue.template write<false>(O, rows.softmax, work);
-    }
+    epilogue.request_fallback(O, rows.softmax, rows.visible, rows.saw_whole, work);
+    epilogue.template write<false>(O, rows.softmax, work);
   }
 
   void run() {

@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // V of e4m3 as forward_sm90 multiplies it. A tensor core takes 8-bit operands along the sum alone,
-// so V is transposed before: by blocks of 128 keys, which are numbered through all sequences
-// (common/documents_sm90.cuh), a row of 128 keys for each dim. And of 16 keys each thread of a quad
-// has four scores, 2c, 2c + 1, 8 + 2c and 9 + 2c, which are neighbours as a left operand: keys lie
-// in that order, so that probabilities need no exchange. Keys past a sequence's end are 0.
-// The kernel transpose_values_sm90 runs before forward_sm90, on its arguments: a thread block for
-// each block of keys and key head; every byte of V is read once.
+// so V is transposed before: by blocks of keys, which are numbered through all sequences
+// (common/documents_sm90.cuh), a row of 128 bytes for each dim. And of 16 keys each thread of a
+// quad has four scores, 2c, 2c + 1, 8 + 2c and 9 + 2c, which are neighbours as a left operand: keys
+// lie in that order, so that probabilities need no exchange. Keys past a sequence's end are 0, and
+// so is what a block of fewer keys leaves of a row. The kernel transpose_values_sm90 runs before
+// forward_sm90, on its arguments: a thread block for each block of keys and key head; every byte of
+// V is read once.
 #pragma once
 
 #include "kernels/common/documents_sm90.cuh"
@@ -27,6 +28,7 @@ template <ForwardSm90Config kConfig>
 struct ValueTranspose {
   static constexpr i32 kWords = kConfig.d_v / 4;  // of a row in shared memory
   static constexpr i32 kVectors = kConfig.d_v / 16;
+  static constexpr i32 kRow = kConfig.row_bytes(kConfig.kv_rows);
 
   const AttentionParams& p;
   u32 shared;
@@ -41,7 +43,7 @@ struct ValueTranspose {
   // V, rows of keys: rows from `rows` on are 0.
   void load(const u8* first, i32 rows) const {
 #pragma unroll 4
-    for (i32 at = i32(ptx::thread_index()); at < kConfig.kv_rows * kVectors; at += kValueThreads) {
+    for (i32 at = i32(ptx::thread_index()); at < kRow * kVectors; at += kValueThreads) {
       const i32 key = at / kVectors, vector = at % kVectors;
       ptx::U32x4 x{};
       if (key < rows && vector * 16 < p.dim_v) {
@@ -55,8 +57,8 @@ struct ValueTranspose {
   // 16 keys of four dims, transposed: rows of `out`.
   void store(u8* out) const {
 #pragma unroll 1
-    for (i32 at = i32(ptx::thread_index()); at < 8 * kWords; at += kValueThreads) {
-      const i32 group = at % 8, word = at / 8;
+    for (i32 at = i32(ptx::thread_index()); at < kRow / 16 * kWords; at += kValueThreads) {
+      const i32 group = at % (kRow / 16), word = at / (kRow / 16);
       u32 x[16];
 #pragma unroll
       for (i32 i = 0; i < 16; ++i) {
@@ -76,7 +78,7 @@ struct ValueTranspose {
       }
 #pragma unroll
       for (i32 dim = 0; dim < 4; ++dim) {
-        u8* const row = out + (4 * word + dim) * kConfig.kv_rows + 16 * group;
+        u8* const row = out + (4 * word + dim) * kRow + 16 * group;
         ptx::store_global_x4(reinterpret_cast<u16*>(row), rows[dim]);
       }
     }

@@ -14,30 +14,40 @@
 namespace fulmen::test {
 namespace {
 
-constexpr ForwardSm90Config kOf8Bits{.dtype = DType::kFloat8E4M3,
-                                     .o_dtype = DType::kBFloat16,
-                                     .promoted_blocks = 2,
-                                     .warpgroups = 1,
-                                     .kv_rows = 128,
-                                     .shift_rule = ShiftRule::kWhenSumGrew,
-                                     .ping_pong = false};
-
-constexpr ForwardSm90Config causal_128() {
-  ForwardSm90Config config = kOf8Bits;
-  config.warpgroups = 2;
-  config.score.mask_kind = MaskKind::kRight;
+constexpr ForwardSm90Config of_8_bits(i32 dim, i32 kv_rows, MaskKind mask) {
+  ForwardSm90Config config;
+  config.dtype = DType::kFloat8E4M3;
+  config.o_dtype = DType::kBFloat16;
+  config.promoted_blocks = 2;
+  config.d_qk = config.d_v = dim;
+  config.kv_rows = kv_rows;
+  config.stages = dim > 128 ? 1 : 2;
+  config.shift_rule = ShiftRule::kWhenSumGrew;
+  config.ping_pong = false;
+  config.score.mask_kind = mask;
   return config;
 }
 
 constexpr ForwardSm90Config packed_64() {
-  ForwardSm90Config config = kOf8Bits;
-  config.d_qk = config.d_v = 64;
+  ForwardSm90Config config = of_8_bits(64, 128, MaskKind::kBoth);
+  config.warpgroups = 1;
   config.o_dtype = DType::kFloat16;
   config.stage_output = false;
-  config.score.mask_kind = MaskKind::kBoth;
   config.score.varlen = config.score.sinks = config.score.stats = true;
   return config;
 }
+
+constexpr ForwardSm90Config packed_256() {
+  ForwardSm90Config config = packed_64();
+  config.d_qk = config.d_v = 256;
+  config.kv_rows = 96;
+  return config;
+}
+
+constexpr ForwardSm90Config kPlain128 = of_8_bits(128, 128, MaskKind::kNone);
+constexpr ForwardSm90Config kCausal96 = of_8_bits(96, 128, MaskKind::kRight);
+constexpr ForwardSm90Config kCausal128 = of_8_bits(128, 128, MaskKind::kRight);
+constexpr ForwardSm90Config kCausal256 = of_8_bits(256, 128, MaskKind::kRight);
 
 template <class T>
 Tensor tensor_of(std::vector<T>& memory, DType dtype, std::initializer_list<i64> shape) {
@@ -107,15 +117,18 @@ void run_of_8_bits(const Problem& problem, u32 seed) {
   ForwardParams& params = arguments.params;
   params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
   const u64 blocks = gpu::num_key_ranges(problem, kConfig);
-  const u64 heads = static_cast<u64>(problem.heads_kv), keys = kConfig.kv_rows, dims = kConfig.d_v;
-  std::vector<u8> values(blocks * heads * keys * dims + 16, 0x7f);  // NaN until they are written
+  const u64 heads = static_cast<u64>(problem.heads_kv), dims = kConfig.d_v;
+  const u64 row = static_cast<u64>(kConfig.row_bytes(kConfig.kv_rows));
+  std::vector<u8> values(blocks * heads * row * dims + 16, 0x7f);  // NaN until they are written
   params.values = values.data() + (16 - reinterpret_cast<u64>(values.data()) % 16) % 16;
   gpu::TensorBox box{params.values,
-                     {keys, dims, heads, blocks},
-                     {keys, keys * dims, keys * dims * heads},
+                     {row, dims, heads, blocks},
+                     {row, row * dims, row * dims * heads},
                      static_cast<u32>(dims)};
-  box.box_dims = kConfig.kv_rows;
+  box.box_dims = static_cast<u32>(row);
   box.dtype = kConfig.dtype;
+  std::vector<float> sums(2 * size_t{kConfig.q_rows()} * dims + 4, NAN);
+  params.sums = sums.data() + (16 - reinterpret_cast<u64>(sums.data()) % 16) % 16 / 4;
   u32 next_block = 0;
   params.next_block = &next_block;
   arguments.maps = {map_of(problem.arrays[Array::kQ], 64),
@@ -180,32 +193,43 @@ void expect_close_of_8_bits(EightBits& given, DType o_dtype, u32 seed) {
   }
 }
 
-TEST(ForwardSm90Of8Bits, IsCausalAcrossBlocksOfKeys) {
+template <ForwardSm90Config kConfig>
+void expect_close_across_blocks(std::initializer_list<i64> lengths) {
   u32 seed = 0;
-  for (const i64 kv_rows : {127, 128, 129, 400}) {
-    EightBits given(1, 130, kv_rows, 128, false, seed % 2 == 0 ? 0.4f : -0.4f);
+  for (const i64 kv_rows : lengths) {
+    EightBits given(1, 130, kv_rows, kConfig.d_v, false, seed % 2 == 0 ? 0.4f : -0.4f);
     given.request.options.causal = true;
-    expect_close_of_8_bits<causal_128()>(given, DType::kBFloat16, ++seed);
+    expect_close_of_8_bits<kConfig>(given, DType::kBFloat16, ++seed);
   }
 }
 
+TEST(ForwardSm90Of8Bits, IsCausalAcrossBlocksOfKeys) {
+  expect_close_across_blocks<kCausal128>({127, 128, 129, 400});
+  expect_close_across_blocks<kCausal96>({129, 300});
+  expect_close_across_blocks<kCausal256>({130, 900});  // sums in memory, more than twice
+}
+
+template <ForwardSm90Config kConfig>
+void expect_close_packed(u32 seed) {
+  EightBits given(1, 90, 300, kConfig.d_v, true, 0.3f);
+  given.request.options.causal = true;
+  given.request.options.window_left = 140;
+  Arrays& arrays = given.request.arrays;
+  arrays[Array::kCuQ] = tensor_of(given.cu_q, DType::kInt32, {5});
+  arrays[Array::kCuKv] = tensor_of(given.cu_kv, DType::kInt32, {5});
+  const i32 offsets[2][5] = {{0, 1, 1, 70, 88}, {0, 33, 33, 250, 299}};
+  std::copy_n(offsets[0], 5, static_cast<i32*>(arrays[Array::kCuQ].data));
+  std::copy_n(offsets[1], 5, static_cast<i32*>(arrays[Array::kCuKv].data));
+  arrays[Array::kSinks] = tensor_of(given.sinks, DType::kFloat32, {4});
+  EightBits::fill(arrays[Array::kSinks], [&] { return given.normal(); });
+  arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {4, 90});
+  arrays[Array::kStats] = tensor_of(given.stats, DType::kFloat32, {4, 90, 2});
+  expect_close_of_8_bits<kConfig>(given, DType::kFloat16, seed);
+}
+
 TEST(ForwardSm90Of8Bits, PackedSequencesBeginAnywhere) {
-  for (u32 seed = 1; seed <= 3; ++seed) {
-    EightBits given(1, 90, 300, 64, true, 0.3f);
-    given.request.options.causal = true;
-    given.request.options.window_left = 140;
-    Arrays& arrays = given.request.arrays;
-    arrays[Array::kCuQ] = tensor_of(given.cu_q, DType::kInt32, {5});
-    arrays[Array::kCuKv] = tensor_of(given.cu_kv, DType::kInt32, {5});
-    const i32 offsets[2][5] = {{0, 1, 1, 70, 88}, {0, 33, 33, 250, 299}};
-    std::copy_n(offsets[0], 5, static_cast<i32*>(arrays[Array::kCuQ].data));
-    std::copy_n(offsets[1], 5, static_cast<i32*>(arrays[Array::kCuKv].data));
-    arrays[Array::kSinks] = tensor_of(given.sinks, DType::kFloat32, {4});
-    EightBits::fill(arrays[Array::kSinks], [&] { return given.normal(); });
-    arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {4, 90});
-    arrays[Array::kStats] = tensor_of(given.stats, DType::kFloat32, {4, 90, 2});
-    expect_close_of_8_bits<packed_64()>(given, DType::kFloat16, seed);
-  }
+  for (u32 seed = 1; seed <= 2; ++seed) expect_close_packed<packed_64()>(seed);
+  expect_close_packed<packed_256()>(3);
 }
 
 // By 2^10 and more from a block of keys to the next, in either order: weights that would be more
@@ -218,7 +242,7 @@ TEST(ForwardSm90Of8Bits, WeightsGrow) {
     EightBits::fill(arrays[Array::kK], [&, i = 0]() mutable {
       return 0.5 * given.normal() + growth / 512 * static_cast<double>(i++ / 128 % 512);
     });
-    expect_close_of_8_bits<kOf8Bits>(given, DType::kBFloat16, 5);
+    expect_close_of_8_bits<kPlain128>(given, DType::kBFloat16, 5);
   }
 }
 
@@ -229,7 +253,7 @@ TEST(ForwardSm90Of8Bits, EqualScores) {
   Arrays& arrays = given.request.arrays;
   EightBits::fill(arrays[Array::kKScale], [] { return 0; });
   arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {1, 4, 40});
-  run_of_8_bits<causal_128()>(with_output_of_16_bits(given), 2);
+  run_of_8_bits<kCausal128>(with_output_of_16_bits(given), 2);
   for (i32 row = 0; row < 160; ++row) {
     const float* const lse = static_cast<float*>(arrays[Array::kLse].data);
     ASSERT_FLOAT_EQ(lse[row], std::log(static_cast<float>(row % 40 + 1))) << "row " << row;
@@ -243,7 +267,7 @@ TEST(ForwardSm90Of8Bits, ValuesThatAreNaN) {
   const Tensor& v = given.request.arrays[Array::kV];
   static_cast<u8*>(v.data)[110 * 128 + 5] = 0x7f;
   static_cast<u8*>(v.data)[(120 + 3) * 128 + 77] = 0xff;
-  expect_close_of_8_bits<causal_128()>(given, DType::kBFloat16, 3);
+  expect_close_of_8_bits<kCausal128>(given, DType::kBFloat16, 3);
 }
 
 }  // namespace
