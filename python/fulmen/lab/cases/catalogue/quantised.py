@@ -122,19 +122,13 @@ def all_of_8_bits() -> dict[str, Fields]:
     for n, (dim, dim_v) in enumerate(((96, 96), (80, 112), (160, 144), (192, 128), (256, 256))):
         made[f"dims_{dim}_{dim_v}"] = {
             "kv_dtype": "float8_e4m3fn", "dtype": QUERIES[1 + n % 2], "scales": CHANNEL,
-<<<<<<< HEAD
             "q_rows": 20, "kv_rows": (130, 270)[n % 2], "dim": dim, "dim_v": dim_v,
-            "causal": n % 2 == 0,
-        }  # fmt: skip
-=======
-            "q_rows": 70, "kv_rows": (300, 130)[n % 2], "dim": dim, "dim_v": dim_v,
             "causal": n % 2 == 0,
         }  # fmt: skip
     made["packed_256"] = {
         "kv_dtype": "float8_e4m3fn", "dtype": "bfloat16", "scales": CHANNEL, "dim": 256,
-        "q_packed": (1, 40, 0, 7), "kv_packed": (33, 40, 5, 270), "causal": True,
+        "q_packed": (1, 40, 0, 7), "kv_packed": (33, 40, 5, 170), "causal": True,
     }  # fmt: skip
->>>>>>> 238c7c48 (e4m3 on Hopper in head dims to 256, its second sum in memory beyond 128; V of 80, 96 and 112 dims is transposed right)
     for n, dtype in enumerate(MOST):
         common: Fields = {"kv_dtype": dtype, "dtype": QUERIES[n], "scales": CHANNEL, "dim": 64}
         made[f"packed_{dtype}"] = {
