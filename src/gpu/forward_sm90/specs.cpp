@@ -43,6 +43,7 @@ std::size_t spill_allowance(const ForwardSm90Config& config) {
   if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (score.has_pair_terms()) return score.documents ? 192 : 128;
   if (config.promotes_in_memory()) return 560;
+  if (config.has_8_bits() && config.d_qk > 128) return 96;
   if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
   if (config.has_8_bits()) return 32;  // 28 bytes at d 64 causal
   if (!config.specialised) return 48;  // an ablation: a consumer is the producer, too
