@@ -284,22 +284,6 @@ static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
   plan.launches.push_back(fill_tile_lists(problem, plan.config.score, plan.tile_lists, shape));
 }
 
-// The kernel that transposes V; its place in the workspace, and behind it that of sums.
-static void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem, i64 num_blocks) {
-  plan.value_blocks = static_cast<i64>(num_key_ranges(problem, plan.config));
-  const i64 blocks = plan.value_blocks * problem.heads_kv;
-  plan.workspace_bytes =
-      ForwardSm90Plan::kKeyRangesOffset + static_cast<size_t>(blocks * plan.config.v_bytes());
-  if (plan.config.promotes_in_memory()) {
-    plan.sums_offset = plan.workspace_bytes;
-    const i64 numbers = num_blocks * plan.config.q_rows() * plan.config.d_v;
-    plan.workspace_bytes += static_cast<size_t>(numbers) * sizeof(float);
-  }
-  KernelLaunch launch{sm90_values_spec(plan.config), blocks};
-  launch.overlap_previous = true;
-  plan.launches.push_back(std::move(launch));
-}
-
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) &&
       prefers_mla_sm90(problem, gpu)) {
@@ -348,21 +332,6 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   plan->launches.push_back(std::move(launch));
   if (config.mixed) return beside_decode(std::move(plan), problem, gpu);
   return plan;
-}
-
-// V^T of each block of keys and key head.
-static TensorBox value_box(const ForwardSm90Plan& plan, u8* values) {
-  const u64 keys = static_cast<u64>(plan.config.row_bytes(plan.config.kv_rows));
-  const u64 dims = static_cast<u64>(plan.config.d_v);
-  const u64 heads = static_cast<u64>(plan.params.heads_kv);
-  const u64 blocks = static_cast<u64>(plan.value_blocks);
-  TensorBox box{values,
-                {keys, dims, heads, blocks},
-                {keys, keys * dims, keys * dims * heads},
-                static_cast<u32>(dims)};
-  box.box_dims = static_cast<u32>(keys);
-  box.dtype = plan.config.dtype;
-  return box;
 }
 
 void ForwardSm90Plan::run(const Call& call) const {

@@ -96,6 +96,11 @@ KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config);
 // The kernel before it that transposes V of e4m3.
 KernelSpec sm90_values_spec(const ForwardSm90Config& config);
 
+// Adds it to a plan whose kernel has num_blocks blocks: its place in the workspace, and behind it
+// that of sums; and V^T of each block of keys and key head.
+void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem, i64 num_blocks);
+TensorBox value_box(const ForwardSm90Plan& plan, u8* values);
+
 // Keys of e4m3 whose O += P V is one sum of a tensor core.
 inline constexpr i32 kPromotedKeys = 512, kPromotedKeysInMemory = 2048;
 
