@@ -44,6 +44,12 @@ constexpr ForwardSm90Config packed_256() {
   return config;
 }
 
+constexpr ForwardSm90Config added_after_each_block() {
+  ForwardSm90Config config = of_8_bits(128, 128, MaskKind::kRight);
+  config.promoted_blocks = 1;
+  return config;
+}
+
 constexpr ForwardSm90Config kPlain128 = of_8_bits(128, 128, MaskKind::kNone);
 constexpr ForwardSm90Config kCausal96 = of_8_bits(96, 128, MaskKind::kRight);
 constexpr ForwardSm90Config kCausal128 = of_8_bits(128, 128, MaskKind::kRight);
@@ -244,6 +250,19 @@ TEST(ForwardSm90Of8Bits, WeightsGrow) {
     });
     expect_close_of_8_bits<kPlain128>(given, DType::kBFloat16, 5);
   }
+}
+
+// The same where the causal mask crosses two blocks of keys: what was added up after the first is
+// made small as well.
+TEST(ForwardSm90Of8Bits, WeightsGrowUnderAMask) {
+  EightBits given(1, 128, 200, 128, false, 0.4f);
+  given.request.options.causal = true;
+  const Arrays& arrays = given.request.arrays;
+  EightBits::fill(arrays[Array::kQ], [] { return 1; });
+  EightBits::fill(arrays[Array::kK], [&, i = 0]() mutable {
+    return 0.5 * given.normal() - 24.0 / 512 * static_cast<double>(i++ / 128 % 200);
+  });
+  expect_close_of_8_bits<added_after_each_block()>(given, DType::kBFloat16, 5);
 }
 
 // The lse of n equal scores is their score and log n, whatever exp2 makes of the maximum's weight.
