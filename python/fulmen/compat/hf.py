@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import append_kv, attention, attention_paged, masks
-from ..errors import ArgumentError, LibraryNotFound, UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from .flash_shared import SAME_WORDS, WITHOUT_EFFECT, same_words
-from .hf_masks import PackedDocuments, has_interface, mask_hook
+from .hf_masks import PackedDocuments, has_interface, interfaces, mask_hook
 
 __all__ = ["WITHOUT_EFFECT", "PackedDocuments", "attention_hook", "mask_hook", "register"]
 
@@ -40,22 +40,18 @@ def register(name: str = "fulmen") -> None:
     Raises:
         fulmen.LibraryNotFound: transformers, 4.56 or later, is not installed.
     """
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-    except ImportError as error:
-        raise LibraryNotFound(
-            f"transformers with AttentionMaskInterface does not load ({error}); pip install "
-            "'transformers>=4.56'"
-        ) from error
-    AttentionInterface.register(name, attention_hook)
-    AttentionMaskInterface.register(name, mask_hook)
+    attention_interface, mask_interface = interfaces()
+    from transformers import PreTrainedModel
+
+    attention_interface.register(name, attention_hook)
+    mask_interface.register(name, mask_hook)
     _names.add(name)
     _watch(PreTrainedModel)
     if "flash" in name:
         _watch_flash()
-        functions = AttentionInterface()
+        functions = attention_interface()
         if f"{_PAGED}flash_attention_2" in functions.valid_keys():
-            AttentionInterface.register(_PAGED + name, functions[f"{_PAGED}flash_attention_2"])
+            attention_interface.register(_PAGED + name, functions[f"{_PAGED}flash_attention_2"])
 
 
 # In front of the name in continuous batching where transformers (5.17, others before 5.24) has a

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from ..errors import LibraryNotFound, UnsupportedError
+from ..errors import UnsupportedError
 from .flash_shared import SAME_WORDS, WITHOUT_EFFECT, same_words
+from .hf_masks import interfaces
 
 __all__ = ["register"]
 
@@ -35,13 +36,7 @@ def register(cp: Any, name: str = "fulmen_cp") -> None:
     Raises:
         fulmen.LibraryNotFound: transformers, 4.56 or later, is not installed.
     """
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise LibraryNotFound(
-            f"transformers with AttentionMaskInterface does not load ({error}); pip install "
-            "'transformers>=4.56'"
-        ) from error
+    attention_interface, mask_interface = interfaces()
 
     def attend(
         module: Any,
@@ -75,8 +70,8 @@ def register(cp: Any, name: str = "fulmen_cp") -> None:
         if attention_mask is not None and not bool(attention_mask.all()):
             raise UnsupportedError(f"attention_mask hides tokens of the rank: {_ALONE}")
 
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, mask)
+    attention_interface.register(name, attend)
+    mask_interface.register(name, mask)
 
 
 _ALONE = "a causal model without padding is shared; documents go through cp.attention(mask=...)"

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import LibraryNotFound, UnsupportedError
 
 
 class PackedDocuments(NamedTuple):
@@ -75,6 +75,18 @@ def mask_hook(
         **kwargs,
     )
     return dense
+
+
+def interfaces() -> tuple[Any, Any]:
+    """transformers' AttentionInterface and AttentionMaskInterface; LibraryNotFound without them."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise LibraryNotFound(
+            f"transformers with AttentionMaskInterface does not load ({error}); pip install "
+            "'transformers>=4.56'"
+        ) from error
+    return AttentionInterface, AttentionMaskInterface
 
 
 def has_interface(model: Any) -> bool:
