@@ -27,9 +27,9 @@ from fulmen.cli.benches import error_text
 from fulmen.cli.output import ACCEPTABLE, BadInputError, Output, bytes_text, seconds_text
 from fulmen.lab.benchmark.cells import ITEM_BYTES, Cell
 from fulmen.lab.benchmark.loading import MissingError
-from fulmen.lab.benchmark.peers_torch import autograd_answer, leaves
+from fulmen.lab.benchmark.peers_torch import leaves
 from fulmen.lab.benchmark.records import figure, is_ours, rate_of
-from fulmen.lab.benchmark.sides import Answer, Fulmen, NaiveNumpy, Side, Tensors
+from fulmen.lab.benchmark.sides import Answer, Fulmen, NaiveNumpy, Side, Tensors, autograd_answer
 
 from .cards import H200
 from .device import ROOT

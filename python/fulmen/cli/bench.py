@@ -19,6 +19,7 @@ from fulmen.lab.benchmark import cpu_peaks, page, peers_onnx, peers_other, peers
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendGrid
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, QUANTISED_BYTES, CacheGrid
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Asked, Cell, Grid
+from fulmen.lab.benchmark.expression_cells import EXPRESSION_GRIDS
 from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.plots import Plot, over_lengths
@@ -34,6 +35,8 @@ from .arguments import positive
 from .benches import Benches, error_text
 from .cache_bench import CPU_PEERS, CacheBench
 from .cache_bench import PEERS as CACHE_PEERS
+from .expression_bench import PEERS as EXPRESSION_PEERS
+from .expression_bench import ExpressionBench
 from .output import ACCEPTABLE, BadInputError, Output
 
 # By name; each makes its side when it is asked for.
@@ -71,9 +74,9 @@ A library that is not installed is one line; it stops nothing.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("--grid", choices=(*GRIDS, *SERVING_GRIDS), action="append",
+    add("--grid", choices=(*GRIDS, *SERVING_GRIDS, *EXPRESSION_GRIDS), action="append",
         help="forward, options, backward, training, float32, small, decode, paged, mixed, cascade, "
-        "append (GPU), cpu, cpu-decode; default: forward where a GPU is, else cpu")  # fmt: skip
+        "append, expressions (GPU), cpu, cpu-decode; by default forward, or cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
@@ -90,7 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
         help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
-    every = tuple(dict.fromkeys((*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS)))
+    every = tuple(
+        dict.fromkeys((*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS, *EXPRESSION_PEERS))
+    )
     add("--peers", nargs="*", choices=every, metavar="NAME",
         help=f"others beside fulmen, of {', '.join(every)}; without names: none")  # fmt: skip
     add("--fa3-operators", metavar="PATH", help="FlashAttention-3 from its shared library")
@@ -183,6 +188,12 @@ def _asked(
     for flag, given in (("--groups", a.groups), ("--page-sizes", a.page_sizes)):
         if given:
             raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
+    if name in EXPRESSION_GRIDS:
+        variants = EXPRESSION_GRIDS[name]
+        if a.precision:
+            raise BadInputError("--precision is for float32; --grid expressions has 16 bits")
+        cells = [cell for x in asked for cell in variants.cells(x)]
+        return ExpressionBench(variants.backend, a, output), cells
     chosen = GRIDS[name]
     return Bench(chosen.backend, a, output), [cell for x in asked for cell in chosen.cells(x)]
 

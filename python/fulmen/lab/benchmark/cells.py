@@ -23,6 +23,8 @@ SHORTEST = 128  # packed sequence
 WINDOW = 1024  # keys before its own that a row sees
 DOCUMENT = 2048  # rows
 HUGE = 1000.0  # what q and k are multiplied with
+SAMPLED_ROWS = 256  # of results, that are compared with the truth
+BLOCK_ROWS = 2048  # rows of its scores in memory at once
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 

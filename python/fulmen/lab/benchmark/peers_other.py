@@ -10,8 +10,8 @@ from typing import Any
 
 from .cells import OPTIONS, WINDOW, Cell
 from .loading import MissingError, flash_attention_3_operators, load
-from .peers_torch import autograd_answer, leaves
-from .sides import Answer, Side, Tensors, offsets, on_gpu
+from .peers_torch import leaves
+from .sides import Answer, Side, Tensors, autograd_answer, offsets, on_gpu
 
 
 def rows_first(tensors: Tensors) -> Tensors:

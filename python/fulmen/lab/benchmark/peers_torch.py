@@ -8,16 +8,7 @@ from typing import Any
 
 from .cells import Cell
 from .loading import MissingError, first_line, torch_attention
-from .sides import NAIVE_BYTES, Answer, Side, Tensors
-
-
-def autograd_answer(o: Any, inputs: tuple[Any, ...], do: Any, implementation: str) -> Answer:
-    """The backward pass of a result that autograd recorded."""
-    import torch
-
-    return Answer(
-        lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), lambda g: g, implementation
-    )
+from .sides import NAIVE_BYTES, Answer, Side, Tensors, autograd_answer
 
 
 def rows_outside(x: Any) -> Any:

@@ -12,11 +12,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .cells import WINDOW, Cell
+from .cells import BLOCK_ROWS, SAMPLED_ROWS, WINDOW, Cell
 from .sides import Tensors
-
-SAMPLED_ROWS = 256
-BLOCK_ROWS = 2048  # rows of scores in memory at once
 
 
 class Truth:

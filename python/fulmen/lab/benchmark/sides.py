@@ -75,6 +75,15 @@ class Answer:
     extra_bytes: int = 0  # taken from outside the allocator that is watched
 
 
+def autograd_answer(o: Any, inputs: tuple[Any, ...], do: Any, implementation: str) -> Answer:
+    """The backward pass of a result that autograd recorded."""
+    torch: Any = import_module("torch")
+
+    return Answer(
+        lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), lambda g: g, implementation
+    )
+
+
 class Side:
     """One library, or one way of it."""
 
