@@ -4,9 +4,10 @@
 
 python bench/context_parallel.py [--ranks 2] [--rows 8192 32768] [--seconds 50] [-o bench/results]
 
-Rates: causal, bfloat16, 64 heads on 8, head dim 128, so many rows a rank; of one GPU on as many
-pairs, and of each layout and schedule, the slowest rank's median. Checks: schedules, layouts and
-masks, o and gradients, the largest difference from one GPU over the largest number.
+Rates: bfloat16, 64 heads on 8, head dim 128, so many rows a rank; of one GPU on as many pairs, and
+of each layout and schedule, the slowest rank's median. Causal, and packed documents of 256 rows to
+half of the sequence. Checks: schedules, layouts and masks, o and gradients, the largest difference
+from one GPU over the largest number. `--peers` adds those of context_peers.py under causal.
 `--device cpu` tries the script on small shapes, over Gloo.
 """
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 import socket
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
@@ -30,12 +33,15 @@ except ImportError:
     sys.exit(0)
 
 import fulmen
-from fulmen.distributed import context_parallel
+from fulmen.distributed import balanced, context_parallel
 from fulmen.distributed.transports import Group
 from fulmen.lab.benchmark.records import Run, write_lines
 
 HEADS, KV_HEADS, DIM = 64, 8, 128
-WAYS = [("zigzag", "gather"), ("zigzag", "ring"), ("zigzag", "heads"), ("contiguous", "ring")]
+WAYS = {
+    "causal": [("zigzag", "gather"), ("zigzag", "ring"), ("zigzag", "heads")],
+    "documents": [("zigzag", "gather"), ("balanced 512", "gather"), ("balanced 2048", "gather")],
+}
 
 
 class Bench:
@@ -103,42 +109,109 @@ class Bench:
             print(shown, flush=True)
 
 
+def documents_of(length):
+    """Lengths of packed documents, from 256 rows to half of the sequence, as many of each scale."""
+    draw, found = random.Random(5), []
+    while sum(found) < length:
+        size = int(2 ** draw.uniform(min(8, math.log2(length) - 1), math.log2(length) - 1))
+        found.append(min(size, length - sum(found)))
+    return found
+
+
+class Sequence:
+    """One sequence and what hides pairs of it."""
+
+    def __init__(self, name, length, device):
+        lengths = [length] if name == "causal" else documents_of(length)
+        self.name, self.length = name, length
+        self.pairs = sum(n * (n + 1) // 2 for n in lengths)
+        self.options = {"causal": True}
+        if name == "documents":
+            ends = torch.tensor(list(accumulate(lengths)))
+            self.ids = torch.searchsorted(ends, torch.arange(length), right=True).int()
+            self.options["mask"] = fulmen.masks.documents(self.ids.to(device))
+
+    def layout(self, name, ranks):
+        """A layout by its name; "balanced 512": chunks of 512 rows."""
+        if not name.startswith("balanced"):
+            return name
+        mask = fulmen.masks.documents(self.ids.numpy())
+        chunk = min(int(name.split()[1]), self.length // ranks // 128 * 128)
+        return balanced(self.length, ranks, chunk=max(128, chunk), causal=True, mask=mask)
+
+
 def rates(bench, rows, heads):
-    """One GPU on the same number of pairs, then each layout and schedule."""
+    """One GPU on about as many pairs, then each layout and schedule."""
     size = dist.get_world_size()
     length, kv_heads = rows * size, max(1, heads // 8)
-    per_pair = 4 * DIM * heads
-    pairs = length * (length + 1) // 2 / size
     shape = {"dtype": "bfloat16", "heads_q": heads, "heads_kv": kv_heads, "d_qk": DIM,
              "causal": True, "seqlen_q": rows}  # fmt: skip
 
-    def say(op, who, way, seconds, flops):
-        factor = 1.0 if op == "forward" else 2.5
-        bench.say(op=op, who=who, implementation=way, **shape, p50_ms=1e3 * seconds,
-                  tflops=factor * flops / seconds / 1e12)  # fmt: skip
+    def say(op, who, way, seconds, pairs, option, **more):
+        flops = 4 * DIM * heads * pairs * (1.0 if op == "forward" else 2.5)
+        bench.say(op=op, who=who, implementation=way, **{**shape, **more}, option=option,
+                  p50_ms=1e3 * seconds, tflops=flops / seconds / 1e12)  # fmt: skip
 
-    alone = math.isqrt(length * length // size) // 128 * 128
-    q, k, v, do = (bench.randn(1, n, alone, DIM) for n in (heads, kv_heads, kv_heads, heads))
-    result = fulmen.attention_forward(q, k, v, causal=True)
-    flops = per_pair * (alone * (alone + 1) // 2)
-    seconds = bench.timed(lambda: fulmen.attention_forward(q, k, v, causal=True))
-    say("forward", "one device", f"{alone} rows alone", seconds, flops)
-    kept = do, q, k, v, result.o, result.stats
-    seconds = bench.timed(lambda: fulmen.attention_backward(*kept, causal=True))
-    say("backward", "one device", f"{alone} rows alone", seconds, flops)
-    q, k, v, do = (bench.randn(1, n, rows, DIM) for n in (heads, kv_heads, kv_heads, heads))
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    for layout, schedule in WAYS:
+    for name in bench.asked.masks:
+        alone = rows if name == "documents" else math.isqrt(length * length // size) // 128 * 128
+        one = Sequence(name, alone, bench.device)
+        q, k, v, do = (bench.randn(1, n, alone, DIM) for n in (heads, kv_heads, kv_heads, heads))
+        result = fulmen.attention_forward(q, k, v, **one.options)
+        kept = do, q, k, v, result.o, result.stats
+        calls = {
+            "forward": lambda q=q, k=k, v=v, one=one: fulmen.attention_forward(
+                q, k, v, **one.options
+            ),
+            "backward": lambda kept=kept, one=one: fulmen.attention_backward(*kept, **one.options),
+        }
+        for op, call in calls.items():
+            say(op, "one device", f"{alone} rows alone", bench.timed(call), one.pairs, name)
+        whole = Sequence(name, length, bench.device)
+        for layout, schedule in WAYS[name][: bench.asked.ways]:
+            if bench.is_over():
+                bench.say(cut=f"{rows} {name} {layout} {schedule}")
+                continue
+            cp = context_parallel(length=length, layout=whole.layout(layout, size),
+                                  schedule=schedule)  # fmt: skip
+            mine = cp.shards.rows(cp.rank)
+            x = [bench.randn(1, n, mine, DIM) for n in (heads, kv_heads, kv_heads, heads)]
+            leaves = [y.requires_grad_() for y in x[:3]]
+
+            def attend(leaves=leaves, cp=cp, whole=whole):
+                return cp.attention(*leaves, **whole.options)
+
+            both(bench, attend, leaves, x[3], lambda op, seconds, way=f"{layout} {schedule}":
+                 say(op, "fulmen", way, seconds, whole.pairs / size, name))  # fmt: skip
+    if "causal" in bench.asked.masks:
+        peers(bench, rows, heads, kv_heads, say)
+
+
+def both(bench, attend, leaves, do, say):
+    """Times a call and its gradients."""
+    with torch.no_grad():
+        say("forward", bench.timed(attend))
+    o = attend()
+    say("backward", bench.timed(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)))
+
+
+def peers(bench, rows, heads, kv_heads, say):
+    """The sides of context_peers.py that are asked for."""
+    from context_peers import PEERS
+
+    length = rows * dist.get_world_size()
+    pairs = length * (length + 1) // 2 / dist.get_world_size()
+    for name in bench.asked.peers:
         if bench.is_over():
-            bench.say(cut=f"{rows} {layout} {schedule}")
+            bench.say(cut=f"{rows} {name}")
             continue
-        cp = context_parallel(length=length, layout=layout, schedule=schedule)
-        with torch.no_grad():
-            seconds = bench.timed(lambda cp=cp: cp.attention(*leaves, causal=True))
-        say("forward", "fulmen", f"{layout} {schedule}", seconds, per_pair * pairs)
-        o = cp.attention(*leaves, causal=True)
-        seconds = bench.timed(lambda o=o: torch.autograd.grad(o, leaves, do, retain_graph=True))
-        say("backward", "fulmen", f"{layout} {schedule}", seconds, per_pair * pairs)
+        make, has_groups = PEERS[name]
+        own = kv_heads if has_groups else heads
+        q, k, v, do = (bench.randn(1, rows, n, DIM) for n in (heads, own, own, heads))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        with make(bench.asked.device) as attend:
+            both(bench, lambda attend=attend, leaves=leaves: attend(*leaves), leaves, do,
+                 lambda op, seconds, name=name, own=own: say(op, name, "zigzag", seconds, pairs,
+                 "causal", heads_kv=own))  # fmt: skip
 
 
 def links(bench):
@@ -212,7 +285,8 @@ def work(rank, asked, port):
     links(bench)
     for rows in asked.rows:
         rates(bench, rows, HEADS if on_gpu else 8)
-    checks(bench, 4032 if on_gpu else 252, 16 if on_gpu else 8)
+    if asked.checks:
+        checks(bench, 4032 if on_gpu else 252, 16 if on_gpu else 8)
     if rank == 0 and asked.output is not None:
         print(write_lines(asked.output, "context", bench.records))
     dist.destroy_process_group()
@@ -223,6 +297,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="*", help="of each rank")
+    parser.add_argument("--masks", nargs="*", choices=WAYS, default=list(WAYS), help="of rates")
+    parser.add_argument("--ways", type=int, help="the first so many layouts and schedules")
+    parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--peers", nargs="*", default=[], help="of context_peers.py, by name")
     parser.add_argument("--seconds", type=float, default=50.0, help="nothing begins after them")
     parser.add_argument("-o", "--output", type=Path, help="folder of the records")
     asked = parser.parse_args(arguments)

@@ -5,6 +5,7 @@
 python examples/serve/serve.py                            # a few prompts, and a load test
 python examples/serve/serve.py --rate 40 --requests 200   # 40 requests a second arrive
 python examples/serve/serve.py --prompt "Anne Elliot"     # one prompt, alone
+python examples/serve/serve.py --replicas 2               # two processes, a GPU each
 
 Requests share the pages of a common beginning. The last lines say how many tokens came in a second
 and how long a token took: half of them less than p50, one in a hundred more than p99. --check runs
@@ -14,6 +15,7 @@ each request alone as well, in float32 without a cache, and ends with 1 if a tok
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from pathlib import Path
@@ -29,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from model import TEXT, train
+from replicas import Replicas
 from server import Request, Server
 
 COMMON = "Sir Walter Elliot, of Kellynch Hall, in Somersetshire, was a man who, "
@@ -61,7 +64,7 @@ def quantile(values, share):
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
-def report(console, server, requests):
+def report(console, server, requests, asked):
     """Tokens a second, and how long a token took."""
     first = [r.times[0] - r.arrival for r in requests]
     later = [b - a for r in requests for a, b in zip(r.times, r.times[1:])] or first
@@ -72,9 +75,16 @@ def report(console, server, requests):
         f"{len(requests)} requests, {count} tokens in {took:.2f} s: {count / took:.0f} tokens/s; "
         f"{server.num_steps} steps, {shared:.0%} of prompts shared, {server.num_preempted} put back"
     )
+    line = {"replicas": asked.replicas, "requests": len(requests), "tokens": count,
+            "tokens_a_second": count / took, "steps": server.num_steps, "shared": shared}  # fmt: skip
     for name, times in (("first token", first), ("next tokens", later)):
         p50, p99 = (quantile(times, share) * 1e3 for share in (0.5, 0.99))
         console.print(f"{name}: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+        line |= {f"{name}, p50_ms": p50, f"{name}, p99_ms": p99}
+    if asked.output:
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        with open(asked.output, "a") as file:
+            file.write(json.dumps({**line, "card": card, "torch": torch.__version__}) + "\n")
 
 
 def parsed(arguments):
@@ -89,7 +99,9 @@ def parsed(arguments):
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--most-requests", type=int, default=32, help="at once")
     parser.add_argument("--most-tokens", type=int, default=256, help="of a step")
+    parser.add_argument("--replicas", type=int, default=1, help="processes, a GPU each")
     parser.add_argument("--bfloat16", action="store_true", help="the caches and the model")
+    parser.add_argument("-o", "--output", help="file that gets a line of the load test")
     parser.add_argument("--check", action="store_true", help="compare with each request alone")
     return parser.parse_args(arguments)
 
@@ -111,24 +123,32 @@ def main(arguments=None) -> int:
     sizes = (asked.pages, asked.page_size, asked.most_requests, asked.most_tokens, dtype,
              asked.bfloat16)  # fmt: skip
 
+    replicas = Replicas(model, asked.replicas, *sizes) if asked.replicas > 1 else None
+
+    def served(requests, advance=None):
+        server = replicas or Server(model, *sizes)
+        return server, server.run(requests, advance)
+
     prompts = [asked.prompt] if asked.prompt else [COMMON + x for x in PROMPTS]
-    requests = [Request(characters.encode(x), asked.new) for x in prompts]
-    for request in Server(model, *sizes).run(requests):
+    _, requests = served([Request(characters.encode(x), asked.new) for x in prompts])
+    for request in requests:
         text = characters.decode(request.new).replace("\n", " ")
         console.print(f"...{characters.decode(request.prompt)[-30:]!r} -> {text!r}", markup=False)
     if not asked.prompt:
-        requests = load(characters, asked)
-        server = Server(model, *sizes)
+        done = []
         with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("serving", total=len(requests))
+            task = progress.add_task("serving", total=asked.requests)
 
             def advance(finished, server):
-                count = sum(len(r.times) for r in requests)
-                said = f"serving {len(server.running)}, {count / server.now():.0f} tokens/s"
+                done.extend(finished)
+                count = sum(len(r.new) for r in done)
+                said = f"serving, {count / server.now():.0f} tokens/s"
                 progress.update(task, advance=len(finished), description=said)
 
-            server.run(requests, advance)
-        report(console, server, requests)
+            server, requests = served(load(characters, asked), advance)
+        report(console, server, requests, asked)
+    if replicas is not None:
+        replicas.close()
     if not asked.check:
         return 0
 

@@ -55,10 +55,10 @@ def by_torch(q, k, v):
 ATTENTION = {"fulmen": by_fulmen, "torch": by_torch}
 
 
-def rotated(x, rows):
-    """Rotary embedding of (batch, head, row, dim)."""
+def rotated(x, positions):
+    """Rotary embedding of (batch, head, row, dim) by the rows' positions."""
     frequency = 1e4 ** (-torch.arange(0, DIM, 2, device=x.device) / DIM)
-    angle = torch.arange(rows, device=x.device)[:, None] * frequency
+    angle = positions[:, None] * frequency
     left, right = x.chunk(2, -1)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
@@ -75,11 +75,10 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 6 * width, bias=False)
         self.down = nn.Linear(3 * width, width, bias=False)
 
-    def forward(self, x):
-        rows = x.shape[1]
+    def forward(self, x, positions):
         every = self.qkv(self.norms[0](x)).unflatten(-1, (-1, DIM)).transpose(1, 2)
         q, k, v = every.split([self.heads, self.kv_heads, self.kv_heads], 1)
-        o = self.attend(rotated(q, rows), rotated(k, rows), v)
+        o = self.attend(rotated(q, positions), rotated(k, positions), v)
         x = x + self.out(o.transpose(1, 2).flatten(2))
         gate, value = self.up(self.norms[1](x)).chunk(2, -1)
         return x + self.down(functional.silu(gate) * value)
@@ -89,14 +88,24 @@ class Decoder(nn.Module):
     def __init__(self, vocabulary, layers, heads, attend):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, heads * DIM)
-        self.blocks = nn.Sequential(*(Block(heads, attend) for _ in range(layers)))
+        self.blocks = nn.ModuleList(Block(heads, attend) for _ in range(layers))
         self.norm = nn.RMSNorm(heads * DIM)
         for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02)
 
-    def forward(self, x):
-        return self.norm(self.blocks(self.tokens(x))) @ self.tokens.weight.T
+    def forward(self, x, positions):
+        x = self.tokens(x)
+        for block in self.blocks:
+            x = block(x, positions)
+        return self.norm(x) @ self.tokens.weight.T
+
+
+def numbered():
+    """The text, each character as its number."""
+    characters = TEXT.read_bytes()
+    numbers = {c: i for i, c in enumerate(sorted(set(characters)))}
+    return torch.tensor([numbers[c] for c in characters])
 
 
 def losses(name, text, asked, device):
@@ -108,6 +117,7 @@ def losses(name, text, asked, device):
         model = Decoder(vocabulary, asked.layers, asked.heads, ATTENTION[attention])
     optimizer = torch.optim.AdamW(model.parameters(), lr=asked.rate, betas=(0.9, 0.95))
     order = torch.Generator().manual_seed(2)
+    positions = torch.arange(asked.rows, device=device)
     found, times = [], []
     for step in range(asked.steps):
         for group in optimizer.param_groups:  # 20 steps of warm-up
@@ -116,7 +126,7 @@ def losses(name, text, asked, device):
         window = text[starts + torch.arange(asked.rows + 1)].to(device)
         begin = time.perf_counter()
         with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-            logits = model(window[:, :-1])
+            logits = model(window[:, :-1], positions)
         loss = functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -152,9 +162,7 @@ def parsed(arguments):
 
 def main(arguments=None) -> int:
     asked = parsed(arguments)
-    characters = TEXT.read_bytes()
-    numbers = {c: i for i, c in enumerate(sorted(set(characters)))}
-    text = torch.tensor([numbers[c] for c in characters])
+    text = numbered()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     curves = {}

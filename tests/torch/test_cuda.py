@@ -319,23 +319,6 @@ def test_work_goes_to_the_current_stream() -> None:
     close([o], [fulmen.attention(q * 2, k, v)], torch.bfloat16)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-def test_the_gpu_of_q_need_not_be_the_current_one() -> None:
-    leaves = inputs()
-    there = [x.detach().to("cuda:1").requires_grad_() for x in leaves]
-    with torch.cuda.device(0):
-        o = fulmen.attention(*there, causal=True)
-        found = torch.autograd.grad(o.float().sum(), there)
-        assert torch.cuda.current_device() == 0
-    expected = fulmen.attention(*leaves, causal=True)
-    assert o.device == there[0].device
-    close([o.cpu()], [expected.cpu()], torch.bfloat16)
-    here = torch.autograd.grad(expected.float().sum(), leaves)
-    close([x.cpu() for x in found], [x.cpu() for x in here], torch.bfloat16)
-    with pytest.raises(fulmen.Error, match="k"):
-        fulmen.attention(there[0], leaves[1], there[2])
-
-
 def test_threads_at_once() -> None:
     leaves = inputs(grad=False)
     expected = fulmen.attention(*leaves)
