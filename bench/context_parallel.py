@@ -140,78 +140,90 @@ class Sequence:
         return balanced(self.length, ranks, chunk=max(128, chunk), causal=True, mask=mask)
 
 
-def rates(bench, rows, heads):
-    """One GPU on about as many pairs, then each layout and schedule."""
-    size = dist.get_world_size()
-    length, kv_heads = rows * size, max(1, heads // 8)
-    shape = {"dtype": "bfloat16", "heads_q": heads, "heads_kv": kv_heads, "d_qk": DIM,
-             "causal": True, "seqlen_q": rows}  # fmt: skip
+class Rates:
+    """The cells of some number of rows a rank."""
 
-    def say(op, who, way, seconds, pairs, option, **more):
-        flops = 4 * DIM * heads * pairs * (1.0 if op == "forward" else 2.5)
-        bench.say(op=op, who=who, implementation=way, **{**shape, **more}, option=option,
-                  p50_ms=1e3 * seconds, tflops=flops / seconds / 1e12)  # fmt: skip
+    def __init__(self, bench, rows, heads):
+        self.bench, self.rows, self.heads, self.kv_heads = bench, rows, heads, max(1, heads // 8)
+        self.size = dist.get_world_size()
 
-    for name in bench.asked.masks:
-        alone = rows if name == "documents" else math.isqrt(length * length // size) // 128 * 128
-        one = Sequence(name, alone, bench.device)
-        q, k, v, do = (bench.randn(1, n, alone, DIM) for n in (heads, kv_heads, kv_heads, heads))
+    def say(self, who, way, times, pairs, option, kv_heads=None):
+        """Records of seconds by operation."""
+        for op, seconds in times.items():
+            flops = 4 * DIM * self.heads * pairs * (1.0 if op == "forward" else 2.5)
+            self.bench.say(op=op, who=who, implementation=way, dtype="bfloat16",
+                           heads_q=self.heads, heads_kv=kv_heads or self.kv_heads, d_qk=DIM,
+                           causal=True, seqlen_q=self.rows, option=option, p50_ms=1e3 * seconds,
+                           tflops=flops / seconds / 1e12)  # fmt: skip
+
+    def arrays(self, rows, kv_heads=None):
+        """q, k, v and the gradient of o, heads first."""
+        kv_heads = kv_heads or self.kv_heads
+        return [self.bench.randn(1, n, rows, DIM)
+                for n in (self.heads, kv_heads, kv_heads, self.heads)]  # fmt: skip
+
+    def both(self, attend, arrays):
+        """Seconds of a call and of its gradients."""
+        leaves = [x.requires_grad_() for x in arrays[:3]]
+        with torch.no_grad():
+            forward = self.bench.timed(lambda: attend(*leaves))
+        o = attend(*leaves)
+        backward = self.bench.timed(
+            lambda: torch.autograd.grad(o, leaves, arrays[3], retain_graph=True)
+        )
+        return {"forward": forward, "backward": backward}
+
+    def one_device(self, name):
+        """About as many pairs as a rank has, on one device."""
+        length = self.rows * self.size
+        rows = self.rows
+        if name == "causal":
+            rows = math.isqrt(length * length // self.size) // 128 * 128
+        one = Sequence(name, rows, self.bench.device)
+        q, k, v, do = self.arrays(rows)
         result = fulmen.attention_forward(q, k, v, **one.options)
         kept = do, q, k, v, result.o, result.stats
-        calls = {
-            "forward": lambda q=q, k=k, v=v, one=one: fulmen.attention_forward(
-                q, k, v, **one.options
-            ),
-            "backward": lambda kept=kept, one=one: fulmen.attention_backward(*kept, **one.options),
+        times = {
+            "forward": self.bench.timed(lambda: fulmen.attention_forward(q, k, v, **one.options)),
+            "backward": self.bench.timed(lambda: fulmen.attention_backward(*kept, **one.options)),
         }
-        for op, call in calls.items():
-            say(op, "one device", f"{alone} rows alone", bench.timed(call), one.pairs, name)
-        whole = Sequence(name, length, bench.device)
-        for layout, schedule in WAYS[name][: bench.asked.ways]:
-            if bench.is_over():
-                bench.say(cut=f"{rows} {name} {layout} {schedule}")
-                continue
-            cp = context_parallel(length=length, layout=whole.layout(layout, size),
-                                  schedule=schedule)  # fmt: skip
-            mine = cp.shards.rows(cp.rank)
-            x = [bench.randn(1, n, mine, DIM) for n in (heads, kv_heads, kv_heads, heads)]
-            leaves = [y.requires_grad_() for y in x[:3]]
+        self.say("one device", f"{rows} rows alone", times, one.pairs, name)
 
-            def attend(leaves=leaves, cp=cp, whole=whole):
-                return cp.attention(*leaves, **whole.options)
+    def ranks(self, name, layout, schedule):
+        """A layout and a schedule."""
+        whole = Sequence(name, self.rows * self.size, self.bench.device)
+        cp = context_parallel(length=whole.length, layout=whole.layout(layout, self.size),
+                              schedule=schedule)  # fmt: skip
+        times = self.both(lambda *x: cp.attention(*x, **whole.options),
+                          self.arrays(cp.shards.rows(cp.rank)))  # fmt: skip
+        self.say("fulmen", f"{layout} {schedule}", times, whole.pairs / self.size, name)
 
-            both(bench, attend, leaves, x[3], lambda op, seconds, way=f"{layout} {schedule}":
-                 say(op, "fulmen", way, seconds, whole.pairs / size, name))  # fmt: skip
-    if "causal" in bench.asked.masks:
-        peers(bench, rows, heads, kv_heads, say)
+    def peer(self, name):
+        """A side of context_peers.py."""
+        from context_peers import PEERS
 
-
-def both(bench, attend, leaves, do, say):
-    """Times a call and its gradients."""
-    with torch.no_grad():
-        say("forward", bench.timed(attend))
-    o = attend()
-    say("backward", bench.timed(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)))
-
-
-def peers(bench, rows, heads, kv_heads, say):
-    """The sides of context_peers.py that are asked for."""
-    from context_peers import PEERS
-
-    length = rows * dist.get_world_size()
-    pairs = length * (length + 1) // 2 / dist.get_world_size()
-    for name in bench.asked.peers:
-        if bench.is_over():
-            bench.say(cut=f"{rows} {name}")
-            continue
         make, has_groups = PEERS[name]
-        own = kv_heads if has_groups else heads
-        q, k, v, do = (bench.randn(1, rows, n, DIM) for n in (heads, own, own, heads))
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        with make(bench.asked.device) as attend:
-            both(bench, lambda attend=attend, leaves=leaves: attend(*leaves), leaves, do,
-                 lambda op, seconds, name=name, own=own: say(op, name, "zigzag", seconds, pairs,
-                 "causal", heads_kv=own))  # fmt: skip
+        kv_heads = self.kv_heads if has_groups else self.heads
+        length = self.rows * self.size
+        with make(self.bench.asked.device) as attend:
+            arrays = [x.transpose(1, 2).contiguous() for x in self.arrays(self.rows, kv_heads)]
+            times = self.both(attend, arrays)
+        pairs = length * (length + 1) // 2 / self.size
+        self.say(name, "zigzag", times, pairs, "causal", kv_heads)
+
+    def every(self):
+        asked = self.bench.asked
+        cells = []
+        for name in asked.masks:
+            cells.append((self.one_device, name))
+            cells += [(self.ranks, name, *way) for way in WAYS[name][: asked.ways]]
+        if "causal" in asked.masks:
+            cells += [(self.peer, name) for name in asked.peers]
+        for call, *what in cells:
+            if self.bench.is_over():
+                self.bench.say(cut=f"{self.rows} {' '.join(what)}")
+            else:
+                call(*what)
 
 
 def links(bench):
@@ -284,7 +296,7 @@ def work(rank, asked, port):
     bench = Bench(asked, rank)
     links(bench)
     for rows in asked.rows:
-        rates(bench, rows, HEADS if on_gpu else 8)
+        Rates(bench, rows, HEADS if on_gpu else 8).every()
     if asked.checks:
         checks(bench, 4032 if on_gpu else 252, 16 if on_gpu else 8)
     if rank == 0 and asked.output is not None:

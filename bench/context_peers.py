@@ -37,9 +37,9 @@ def by_torch(device):
         x = (x.transpose(1, 2) for x in (q, k, v))
         return functional.scaled_dot_product_attention(*x, is_causal=True).transpose(1, 2)
 
-    with context_parallel(mesh, buffers=[carried], buffer_seq_dims=[2]):
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            yield attend
+    shared = context_parallel(mesh, buffers=[carried], buffer_seq_dims=[2])
+    with shared, sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        yield attend
 
 
 class OfTorch:

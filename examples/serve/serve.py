@@ -75,8 +75,10 @@ def report(console, server, requests, asked):
         f"{len(requests)} requests, {count} tokens in {took:.2f} s: {count / took:.0f} tokens/s; "
         f"{server.num_steps} steps, {shared:.0%} of prompts shared, {server.num_preempted} put back"
     )
-    line = {"replicas": asked.replicas, "requests": len(requests), "tokens": count,
-            "tokens_a_second": count / took, "steps": server.num_steps, "shared": shared}  # fmt: skip
+    line = {
+        "replicas": asked.replicas, "requests": len(requests), "tokens": count,
+        "tokens_a_second": count / took, "steps": server.num_steps, "shared": shared,
+    }  # fmt: skip
     for name, times in (("first token", first), ("next tokens", later)):
         p50, p99 = (quantile(times, share) * 1e3 for share in (0.5, 0.99))
         console.print(f"{name}: p50 {p50:.2f} ms, p99 {p99:.2f} ms")

@@ -87,6 +87,25 @@ def test_a_server_gives_each_request_the_tokens_that_it_has_alone(name, capsys) 
         assert "0 put back" not in said
 
 
+@full
+def test_replicas_give_each_request_the_tokens_that_it_has_alone() -> None:
+    command = [sys.executable, str(EXAMPLES / "serve/serve.py"), "--replicas", "2", "--check"]
+    command += ["--steps", "6", "--requests", "10", "--new", "10", "--longest", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 of 10 requests differ" in done.stdout
+
+
+@full
+def test_two_ranks_train_on_a_long_sequence_as_one(tmp_path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    command = [sys.executable, str(EXAMPLES / "train_lm/long.py"), "-o", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = json.loads(lines.read_text())["loss"]
+    assert losses == sorted(losses, reverse=True)
+
+
 def logits_by_request(model, prompts, invariant: bool, together: bool):
     """Bits of the logits of every new token of each request, of one server or of one each."""
     from server import Request, Server
