@@ -213,7 +213,8 @@ def text(name: str, value: Any, example: str) -> str:
     """
     if not isinstance(value, str):
         raise DTypeError(f"{name} is {shown(value)}; a text such as {example!r} is expected")
-    if "\0" in value or any("\ud800" <= x <= "\udfff" for x in value):
+    is_cut = not value.isascii() and any("\ud800" <= x <= "\udfff" for x in value)
+    if "\0" in value or is_cut:
         raise ArgumentError(f"{name} is {shown(value)}; a text of UTF-8 without NUL is expected")
     return value
 

@@ -23,6 +23,11 @@ from .errors import text as errors_text
 
 __all__ = ["Score", "score"]
 
+# By the names of the schema; the library refuses a text that names more.
+SCALARS, CAPTURES = (
+    tuple(f"{name}{index}" for index in range(8)) for name in ("scalar", "capture")
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Score:
@@ -76,14 +81,13 @@ def resolved(score: Any, masks: tuple[Any, ...], number_of: Callable[..., int]) 
     for part in masks if score is None else (score, *masks):
         for name, x in part.captures.items():
             _add(name, x, numbers if isinstance(x, (Real, np.generic)) else arrays)
-    both = arrays.keys() & numbers.keys()
-    if both:
+    if numbers and (both := arrays.keys() & numbers.keys()):
         raise ArgumentError(f"{min(both)} is an array in one expression and a number in another")
     mask = _both(masks)
     text = None if score is None else score.text
     found: dict[str, Any] = {"expression": number_of(text, mask, tuple(arrays), tuple(numbers))}
-    found.update((f"scalar{index}", x) for index, x in enumerate(numbers.values()))
-    found.update((f"capture{index}", x) for index, x in enumerate(arrays.values()))
+    found.update(zip(SCALARS, numbers.values()))
+    found.update(zip(CAPTURES, arrays.values()))
     return found
 
 

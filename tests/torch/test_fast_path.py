@@ -157,3 +157,32 @@ def test_a_list_names_inputs_behind_v_alone() -> None:
     for which in (0, 1, 255):
         with pytest.raises(RuntimeError, match="no input behind v"):
             torch.ops.fulmen.kept(q, k, v, [table], which, 2, 1, None)
+
+
+def test_texts_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, slope = torch.randn(2, 4, 9, 8), torch.rand(4)
+    taken = []
+    kept = fast_path._kept
+
+    def counted(*args: Any) -> Any:
+        taken.append(args)
+        return kept(*args)
+
+    score = fulmen.score("s - slope[h] * abs(p - j)", slope=slope)
+    options: list[dict[str, Any]] = [
+        {"score": score},
+        {"score": score, "mask": "j <= p", "return_lse": True},
+        {"mask": fulmen.masks.expression("slope[h] > 0.5 or j <= p", slope=slope)},
+    ]
+    wanted = [fulmen.attention(q.requires_grad_(), q, q, **x) for x in options]
+    monkeypatch.setattr(fast_path, "_kept", counted)
+    with torch.no_grad():
+        for given, slow in zip(options, wanted):
+            torch.testing.assert_close(fulmen.attention(q, q, q, **given), slow)
+    assert len(taken) == 3
+    with torch.no_grad():  # a number would keep options for each of its values
+        numbered = fulmen.score("s * $heat", heat=0.5)
+        fulmen.attention(q, q, q, score=numbered)
+        with pytest.raises(fulmen.Error, match="score ends"):
+            fulmen.attention(q, q, q, score="s +")
+    assert len(taken) == 3

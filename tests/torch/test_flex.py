@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 import fulmen
+from fulmen.compat import flex_known
 from fulmen.compat.flex import flex_attention
+from fulmen.compat.flex_tracing import Tracer
 
 # Torch's own answers straight from its formula, not by way of its compiler, which takes seconds.
 torch_flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
@@ -154,19 +157,151 @@ def test_gradients_of_what_is_captured() -> None:
         torch.testing.assert_close(x, y)
 
 
-def test_compiled_calls() -> None:
+class Biased(torch.nn.Module):
+    """A score_mod that reads parameters, and what the graph itself computes from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(TABLE.clone())
+        self.heat = torch.nn.Parameter(torch.rand(HEADS, dtype=torch.float64))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
+        bias = 2 * self.table
+
+        def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s * self.heat[h] + torch.where(i < j, bias[h, (i - j) + KEYS], SLOPE[h])
+
+        return 2 * flex_attention(q + 1, k, v, score_mod, block_mask=mask)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_without_a_break(backend: str) -> None:
     q, k, v = (x.requires_grad_() for x in tensors())
+    model = Biased()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    leaves = [q, k, v, *model.parameters()]
+    for mask in (None, create_block_mask(MASKS["documents"], None, None, ROWS, KEYS, "cpu")):
+        found, wanted = compiled(q, k, v, mask), model(q, k, v, mask)
+        torch.testing.assert_close(found, wanted)
+        for x, y in zip(*(torch.autograd.grad(o.sum(), leaves) for o in (found, wanted))):
+            torch.testing.assert_close(x, y)
+
+
+def test_compiled_once_for_every_length() -> None:
+    counted = torch._dynamo.testing.CompileCounter()
+    call = torch.compile(
+        lambda q, k: flex_attention(q, k, k, SCORES["alibi"]), backend=counted, fullgraph=True,
+        dynamic=True,
+    )  # fmt: skip
+    for rows in (20, 30, 45):
+        q, k, _ = (x[:, :, :rows] for x in tensors())
+        torch.testing.assert_close(call(q, k), flex_attention(q, k, k, SCORES["alibi"]))
+    assert counted.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ["a function", "a method", "a slice", "an if"])
+def test_compiled_calls_name_what_the_language_has_not(name: str) -> None:
+    score_mod, said = REFUSED[name]
+    q, k, v = tensors()
+    call = torch.compile(
+        lambda q: flex_attention(q, k, v, score_mod), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match=said) as error:
+        call(q)
+    assert f"line {score_mod.__code__.co_firstlineno}" in str(error.value) or name == "a function"
+    assert "test_flex.py" in str(error.value)
+
+
+def times_traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions that are read, as they are."""
+    found: list[Any] = []
+    text_of = Tracer.text_of
+
+    def counted(self: Tracer, function: Any, with_score: bool) -> str:
+        found.append(function)
+        return text_of(self, function, with_score)
+
+    monkeypatch.setattr(Tracer, "text_of", counted)
+    monkeypatch.setattr(flex_known, "_known", {})
+    return found
+
+
+def test_a_known_function_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = times_traced(monkeypatch)
+    q, k, v = tensors()
     mask = create_block_mask(MASKS["documents"], None, None, ROWS, KEYS, "cpu")
 
-    def call(q: Tensor) -> Tensor:
-        return 2 * flex_attention(q + 1, k, v, SCORES["relative"], block_mask=mask)
+    def call(table: Tensor, factor: Any) -> None:
+        def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return factor * s + table[h, i - j + KEYS]
 
-    found, wanted = torch.compile(call, backend="eager")(q), call(q)
-    torch.testing.assert_close(found, wanted)
-    for x, y in zip(*(torch.autograd.grad(o.sum(), [q, k, v]) for o in (found, wanted))):
-        torch.testing.assert_close(x, y)
-    again = torch.compile(flex_attention, backend="eager")(q, k, v, SCORES["alibi"])
-    torch.testing.assert_close(again, flex_attention(q, k, v, SCORES["alibi"]))
+        found = flex_attention(q, k, v, score_mod, block_mask=mask)
+        hidden = ~MASKS["documents"](0, 0, torch.arange(ROWS)[:, None], torch.arange(KEYS)[None])
+        wanted = dense(q, k, v, lambda *x: score_mod(*x).masked_fill(hidden, -math.inf))
+        seen = ~hidden.all(1)
+        torch.testing.assert_close(found[:, :, seen], wanted[:, :, seen])
+
+    call(TABLE, 2)
+    assert len(traced) == 2
+    call(TABLE, 2)
+    call(TABLE + 1, 2)  # another tensor of that shape is another capture, not another text
+    assert len(traced) == 2
+    call(TABLE, 3)
+    call(TABLE, 3.0)
+    call(TABLE, True)
+    call(torch.cat((TABLE, TABLE), 1), 2)
+    call(TABLE.float(), 2)
+    assert len(traced) == 12
+    call(TABLE, HEAT)
+    call(TABLE, HEAT + 1)
+    assert len(traced) == 14
+
+
+def test_what_can_change_unseen_is_read_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = times_traced(monkeypatch)
+    q, k, v = tensors()
+    box = types.SimpleNamespace(factor=2.0)
+    listed = [1.0]
+    scale = torch.tensor(2.0, dtype=torch.float64)
+    count = 0
+
+    def of_an_object(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * box.factor
+
+    def of_a_list(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * listed[0]
+
+    def of_what_a_tensor_holds(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * float(scale)
+
+    def of_a_sum(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s * (scale + scale)
+
+    def counting(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        nonlocal count
+        count += 1
+        return s * count
+
+    for score_mod in (of_an_object, of_a_list, of_what_a_tensor_holds, of_a_sum, counting):
+        before = len(traced)
+        first = flex_attention(q, k, v, score_mod)
+        box.factor += 1
+        listed[0] += 1
+        scale += 1
+        assert not torch.equal(flex_attention(q, k, v, score_mod), first)
+        assert len(traced) == before + 2
+
+
+def test_lists_of_a_mask_that_change_are_read_again() -> None:
+    q, k, v = torch.randn(3, 1, 1, 128, DIM, dtype=torch.float64)
+    counts = torch.ones(1, 1, 2, dtype=torch.int32)
+    indices = torch.tensor([[[[0, 1], [0, 1]]]], dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=64)
+    half = flex_attention(q, k, v, block_mask=mask)
+    torch.testing.assert_close(half, fulmen.attention(q, k[:, :, :64], v[:, :, :64]))
+    assert torch.equal(flex_attention(q, k, v, block_mask=mask), half)
+    mask.kv_num_blocks += 1
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=mask), fulmen.attention(q, k, v))
 
 
 def test_16_bits_and_a_batch_of_keys_for_all() -> None:

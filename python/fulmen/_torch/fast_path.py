@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._library import library, schema
+from .. import expressions, masks
+from .._library import expression_number, library, schema
 from ..keywords import KEYWORDS
 from ..options import settings_of
 from . import guards, ops
 
 # Keywords that the kernels take; beside them such as say nothing: None, no dropout.
-_TAKEN = KEYWORDS & {"layout", "window", *schema().options} - {"dropout_p"}
+_TAKEN = {"expression", *KEYWORDS & {"layout", "window", *schema().options} - {"dropout_p"}}
+_TEXTS = {"score", "mask"}
 # Inputs behind v that they take, with their places; the others have more to be said about them.
 _OTHERS = {
     name: index
@@ -63,6 +65,8 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
     None: not by this path. Call it where guards.allows_fast_path.
     """
     others, said = {}, []
+    if options.keys() & _TEXTS:
+        options = _with_texts(options)
     for item in options.items():
         if type(item[1]) in guards.PLAIN:
             others[item[0]] = item[1]
@@ -94,6 +98,22 @@ def fast_attention(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> 
     except RuntimeError:  # what the kernels raise; a checkpoint that has all it needs raises others
         pass
     return None
+
+
+def _with_texts(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords with what a score and a mask as texts stand for, by the names of the schema.
+
+    As they are with other masks and with numbers ($name), by which no more is kept.
+    """
+    rest = dict(options)
+    mask = rest.pop("mask", None)
+    if isinstance(mask, str):
+        mask = masks.expression(mask)
+    if mask is not None and type(mask) is not masks.Expression:
+        return options
+    texts = () if mask is None else (mask,)
+    found = expressions.resolved(rest.pop("score", None), texts, expression_number)
+    return options if expressions.SCALARS[0] in found else {**rest, **found}
 
 
 def _with_others(q: Tensor, k: Tensor, v: Tensor, others: dict[str, Tensor], way: Way) -> Any:

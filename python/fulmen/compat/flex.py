@@ -4,14 +4,16 @@
 
 A score_mod and the mask_mod of a BlockMask become texts (fulmen.score): they are called once, with
 values that stand for one pair. Tensors that they read are captures, whose gradients arrive, on the
-CPU too. What the language has not is refused by name, with the line that uses it. Under
-torch.compile the call is a graph break, before which the functions are read as in eager mode.
+CPU too. What the language has not is refused by name, with the line that uses it. torch.compile
+traces the call without a break, and a function that is known is not read again (flex_known.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,14 +24,13 @@ import fulmen
 
 from .. import masks
 from ..errors import ShapeError, UnsupportedError
-from .flex_tracing import Tracer
+from .flex_known import texts_of
 
 __all__ = ["flex_attention"]
 
 _BLOCK_UNIT = 64  # of lists of blocks
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -70,14 +71,16 @@ def flex_attention(
         raise UnsupportedError("return_aux asks for max_scores, which fulmen does not return: lse")
     if key.shape[0] == 1 < query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    tracer = Tracer()
-    texts = None if score_mod is None else tracer.text_of(score_mod, True)
-    mask = None if block_mask is None else _mask_of(block_mask, tracer, query, key)
-    if isinstance(mask, str):
-        mask = masks.expression(mask, **tracer.captures)
-    score = None if texts in (None, "s") else fulmen.score(str(texts), **tracer.captures)
-    if score is not None and isinstance(mask, masks.Expression):
-        mask = masks.Expression(mask.text, {})  # what both read is named once
+    blocks = _Blocks() if block_mask is None else _blocks_of(block_mask, key.shape[2])
+    texts = texts_of(score_mod, blocks.mask_mod)
+    captures = {**texts.captures, **blocks.captures}
+    mask: Any = blocks.lists
+    if texts.mask is not None or blocks.kind:
+        mask = masks.expression(_visible(blocks.kind, texts.mask), **captures)
+        captures = {}  # what both read is named once
+    score = None
+    if texts.score not in (None, "s"):
+        score = fulmen.score(str(texts.score), **captures)
     wants_lse = return_lse or bool(getattr(return_aux, "lse", False))
     o, lse = fulmen.attention(
         query, key, value, score=score, mask=mask, scale=scale, return_lse=True
@@ -107,8 +110,43 @@ def _check_shapes(query: Tensor, key: Tensor, enable_gqa: bool, mask: BlockMask 
     )
 
 
-def _mask_of(mask: BlockMask, tracer: Tracer, query: Tensor, key: Tensor) -> Any:
-    """A BlockMask as a text, or where it has no mask_mod of its own as lists of blocks.
+class _Blocks(NamedTuple):
+    """What the lists of a BlockMask say."""
+
+    mask_mod: Any = None  # what is left to be asked of pairs
+    kind: str = (
+        ""  # "let kind = ...; ", of what it reads: 0 hidden, 1 what mask_mod says, 2 visible
+    )
+    captures: Mapping[str, Tensor] = MappingProxyType({})
+    lists: Any = None  # masks.blocks, where they say all
+
+
+# Of masks that live: their lists as they were, and what was made of them.
+_made: WeakKeyDictionary[BlockMask, tuple[Any, _Blocks]] = WeakKeyDictionary()
+
+
+def _blocks_of(mask: BlockMask, kv_rows: int) -> _Blocks:
+    """As `_read`, once for each state of the lists of a mask.
+
+    A program that is compiled and a CUDA graph that is captured read them in each run.
+    """
+    if torch.compiler.is_compiling():
+        return _read(mask, kv_rows)
+    if mask.kv_indices.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _read(mask, kv_rows)
+    given = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    lists = [x for x in given if x is not None]
+    if any(x.is_inference() for x in lists):  # without a count of changes
+        return _read(mask, kv_rows)
+    state = (kv_rows, mask.BLOCK_SIZE, mask.mask_mod, *((id(x), x._version) for x in lists))
+    known = _made.get(mask)
+    if known is None or known[0] != state:
+        known = _made[mask] = state, _read(mask, kv_rows)
+    return known[1]
+
+
+def _read(mask: BlockMask, kv_rows: int) -> _Blocks:
+    """Lists alone where a mask has no mask_mod of its own; else kinds of blocks.
 
     Torch looks at mask_mod in partial blocks alone: what is listed as full is visible whole.
     """
@@ -119,17 +157,19 @@ def _mask_of(mask: BlockMask, tracer: Tracer, query: Tensor, key: Tensor) -> Any
         lists = [_list_of(mask.kv_indices, mask.kv_num_blocks)]
         if has_full:
             lists.append(_list_of(mask.full_kv_indices, mask.full_kv_num_blocks))
-        return masks.blocks(torch.cat(lists, 3), (rows, keys))
-    kinds = _kinds(mask, -(-key.shape[2] // keys), has_full)
-    name = tracer.name_of(kinds)
-    at = ["b" if kinds.shape[0] > 1 else "0", "h" if kinds.shape[1] > 1 else "0"]
-    kind = f"let kind = {name}[{at[0]}, {at[1]}, i // {rows}, j // {keys}]; "
-    if is_free:
+        return _Blocks(lists=masks.blocks(torch.cat(lists, 3), (rows, keys)))
+    kinds = _kinds(mask, -(-kv_rows // keys), has_full)
+    b, h = ("b" if kinds.shape[0] > 1 else "0"), ("h" if kinds.shape[1] > 1 else "0")
+    kind = f"let kind = kinds[{b}, {h}, i // {rows}, j // {keys}]; "
+    return _Blocks(None if is_free else mask.mask_mod, kind, {"kinds": kinds})
+
+
+def _visible(kind: str, said: str | None) -> str:
+    """The text of a mask from that of mask_mod."""
+    if said is None:
         return f"{kind}kind > 0"
-    text = tracer.text_of(mask.mask_mod, False)
-    lets, _, last = text.rpartition("; ")
-    lets = lets + "; " if lets else ""
-    return f"{kind}{lets}kind == 2 or kind == 1 and ({last})"
+    lets, _, last = said.rpartition("; ")
+    return f"{kind}{lets + '; ' if lets else ''}kind == 2 or kind == 1 and ({last})"
 
 
 def _list_of(indices: Any, counts: Any) -> Tensor:

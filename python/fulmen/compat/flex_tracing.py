@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import linecache
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UnsupportedError
@@ -30,13 +31,16 @@ _OWN = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
 
 def _place() -> str:
-    """The line of the user's function that is running."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
-        frame = frame.f_back
-    if frame is None:
+    """The line of the user's function that is running, or that torch.compile reads."""
+    context: Any = TracingContext.try_get()
+    if context is not None:
+        lines = [(x.filename, x.lineno) for x in TracingContext.extract_stack()]
+    else:
+        lines = [(x.f_code.co_filename, line) for x, line in walk_stack(None)][::-1]
+    theirs = [x for x in lines if not x[0].startswith(_OWN)]
+    if not theirs:
         return ""
-    name, line = frame.f_code.co_filename, frame.f_lineno
+    name, line = theirs[-1]
     return f", line {line} of {name}:\n  {linecache.getline(name, line).strip()}"
 
 
@@ -45,6 +49,9 @@ def refuse(what: str) -> NoReturn:
     raise UnsupportedError(
         f"{what}, which is not in the language of scores and masks (fulmen.score){_place()}"
     )
+
+
+torch.compiler.assume_constant_result(refuse)  # so that it is run where a compiler traces, too
 
 
 class Value:
@@ -110,6 +117,13 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
     setattr(Value, f"__r{_name}__", _operator(_name, swapped=True))
 for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Value, f"__{_name}__", _operator(_name))
+
+
+def _refused(name: str) -> Any:
+    def apply(self: Value, *_: Any, **__: Any) -> NoReturn:
+        refuse(f"Tensor.{name} of a value of the pair")
+
+    return apply
 
 
 class _Element:
@@ -443,8 +457,19 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+# Methods by name, for torch.compile, which does not ask __getattr__ of them.
+for _name in {x for x in dir(Tensor) if not x.startswith("_")} - {*_HANDLERS, *vars(Value)}:
+    if callable(getattr(Tensor, _name)):
+        setattr(Value, _name, _refused(_name))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", func)).strip("_")
+
+
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    name = getattr(func, "__name__", str(func)).strip("_")
+    name = _name_of(func)
     if name == "getitem" and isinstance(args[0], Tensor):
         return _element(args[0], _indices(args[1]))
     handler = _HANDLERS.get(name)
@@ -460,6 +485,11 @@ def _holds_value(x: Any) -> bool:
     return isinstance(x, (Value, _Element))
 
 
+# What torch says of a tensor that its dtype and its shape tell.
+_KIND: Any = Tensor
+_OF_FORM = {_KIND.size, _KIND.dim, *(x.__get__ for x in (_KIND.shape, _KIND.dtype, _KIND.ndim))}
+
+
 class _Mode(TorchFunctionMode):  # type: ignore[misc]
     """Sees torch's functions while a user's function runs."""
 
@@ -470,6 +500,8 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not (_holds_value(args) or _holds_value(list(kwargs.values()))):
+            if not torch.compiler.is_compiling():
+                self.tracer.looks_inside |= func not in _OF_FORM
             return func(*args, **kwargs)
         return _call(func, args, kwargs)
 
@@ -486,6 +518,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.captures: dict[str, Tensor] = {}
+        self.looks_inside = False  # whether a function computed with tensors beside the pair
 
     def name_of(self, tensor: Tensor) -> str:
         """The name of a tensor in the texts."""
@@ -532,7 +565,7 @@ def _written(value: Value) -> str:
     for one in order:
         inside = [texts[id(x)] for x in one.args]
         text = one.text.format(*(text for text, _ in inside)) if one.args else one.text
-        depth = 1 + max((depth for _, depth in inside), default=0)
+        depth = 1 + max([0, *(depth for _, depth in inside)])
         if one.args and one is not value and (uses[id(one)] > 1 or depth >= _DEEPEST):
             name = f"v{len(lets)}"
             lets.append(f"let {name} = {text}; ")
