@@ -273,7 +273,7 @@ struct BackwardDqConsumer
     const u32 q = shared.q().address(q_at), dout = shared.q().address(dout_at);
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, q);
-
+    if (kConfig.q_register_dims > 0) this->sync_warpgroup();  // all warps have read Q
     Scores S, dP;
     Weights dS;
     bool accumulate = false;
