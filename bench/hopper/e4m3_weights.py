@@ -37,6 +37,30 @@ def cut_off(x: Array) -> Array:
     return np.asarray(np.floor(p / unit) * unit)
 
 
+def by_blocks(x: Array, v: Array, rounds: bool) -> Array:
+    """o as the kernel has it: the first 128 keys set what is subtracted, and the maximum is 2^4.
+
+    Where a thread's weights of a later block sum to more than 448, everything is divided by the
+    power of two that makes the sum of its row in the block less than 256.
+    """
+    shift = x[:, :128].max(axis=1) - 4
+    sums, o = np.zeros(len(x)), np.zeros((len(x), v.shape[1]))
+    for first in range(0, x.shape[1], 128):
+        weights = np.exp2(x[:, first : first + 128] - shift[:, None])
+        of_threads = weights.reshape(len(x), 16, 4, 2).sum(axis=(1, 3)).max(axis=1)
+        if first:
+            outgrown = (of_threads > 448).reshape(-1, 16).any(axis=1).repeat(16)
+            drop = np.floor(np.log2(weights.sum(axis=1) / 256)) + 1
+            factor = np.exp2(-np.where(outgrown, np.maximum(drop, 0), 0))
+            shift -= np.log2(factor)
+            weights, sums, o = weights * factor[:, None], sums * factor, o * factor[:, None]
+        exponents = np.log2(weights)
+        rounded = nearest(exponents) if rounds else cut_off(exponents)
+        o += rounded @ v[first : first + 128]
+        sums += weights.sum(axis=1)
+    return np.asarray(o / sums[:, None])
+
+
 def main() -> None:
     """Prints the table of docs/design/forward_sm90.md."""
     random = np.random.default_rng(2)
@@ -53,8 +77,11 @@ def main() -> None:
             "in the logarithm": (in_the_logarithm(x + 7),) * 2,
             "cut off, maximum at 2^4": (cut_off(x + 4), np.exp2(x + 4)),
         }
-        for name, (weights, summed) in ways.items():
-            error = weights @ v / summed.sum(axis=1, keepdims=True) - truth
+        found = {n: w @ v / summed.sum(axis=1, keepdims=True) for n, (w, summed) in ways.items()}
+        found["by blocks, cut off"] = by_blocks(scores, v, rounds=False)
+        found["by blocks, to nearest"] = by_blocks(scores, v, rounds=True)
+        for name, o in found.items():
+            error = o - truth
             rms = np.sqrt((error**2).mean() / (truth**2).mean())
             bias = error.mean() / abs(truth).mean()
             print(f"sd {spread} keys {keys} mean of v {mean} {name:24s} {rms:.4f} {bias:+.5f}")
