@@ -254,23 +254,6 @@ def test_checkpointing_gives_the_same() -> None:
     assert all(fd.in_process(2, rank))
 
 
-def test_a_compiled_function_breaks_its_graph_at_the_call() -> None:
-    whole = [x.requires_grad_() for x in tensors(32, torch.float32)[:3]]
-    cp = fd.in_process(1, lambda transport: fd.context_parallel(transport, length=32))[0]
-
-    def layer(q: Any, k: Any, v: Any) -> Any:
-        return cp.attention(q * 1.5, k, v, causal=True).sin()
-
-    torch._dynamo.reset()
-    report = torch._dynamo.explain(layer)(*whole)
-    assert (report.graph_count, report.graph_break_count) == (2, 1)
-    compiled = torch.compile(layer, backend="aot_eager")
-    o, expected = compiled(*whole), layer(*whole)
-    torch.testing.assert_close(o, expected)
-    for x, y in zip(*(torch.autograd.grad(x.sum(), whole) for x in (o, expected))):
-        torch.testing.assert_close(x, y)
-
-
 def test_bshd_and_lse_with_its_gradient() -> None:
     whole = tensors(LENGTH)
     own = [x.clone().requires_grad_() for x in whole[:3]]

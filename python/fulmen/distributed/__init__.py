@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, Error, ShapeError, one_of, whole
-from .autograd import Call, Unshard
+from . import traced
+from .autograd import Attention, Call, Unshard
 from .parts import Segment
 from .prediction import Prediction, predict
 from .problem import Problem, positions_of
@@ -106,6 +107,7 @@ class ContextParallel:
         if length is not None:
             self.length = length
         self._subsets: tuple[Transport, Transport] | None = None
+        self.number = traced.numbered(self)
 
     @property
     def length(self) -> int:
@@ -163,7 +165,6 @@ class ContextParallel:
         whole: Tensor = Unshard.apply(self.transport, self.shards, x, dim)
         return whole
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attention(
         self,
         q: Tensor,
@@ -196,6 +197,20 @@ class ContextParallel:
                 compare calls before anything moves; on NCCL those of a kind that is new.
             DeviceError: a rank is gone or late.
         """
+        if torch.compiler.is_compiling():
+            o, lse = traced.attention(self, q, k, v, layout, options)
+        else:
+            call = self._agreed(q, k, v, layout, options)
+            floats = call.problem.differentiable
+            o, lse = Attention.apply(
+                call, tuple(floats), q, k, v, call.problem.sinks, *floats.values()
+            )
+        return (o, lse) if return_lse else o
+
+    def _agreed(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: str, options: dict[str, Any]
+    ) -> Call:
+        """The call, which all ranks make alike."""
         refused, said, call = None, "", None
         try:
             call = self._call(q, k, v, layout, options)
@@ -204,8 +219,7 @@ class ContextParallel:
             refused = error
         self._compare(said, refused)
         assert call is not None
-        o, lse = call.run(q, k, v)
-        return (o, lse) if return_lse else o
+        return call
 
     def explain(
         self, q: Any, k: Any, *, dim_v: int | None = None, link: Any = None, **options: Any

@@ -18,7 +18,7 @@ from .parts import Heads
 from .problem import Problem
 from .schedules import SCHEDULES, Job, order_of, padded
 from .shards import Shards
-from .steps import Incoming, Sums, sink_gradient
+from .steps import Gradients, Incoming, Saved, Sums, sink_gradient
 from .transports import Transport
 
 
@@ -84,36 +84,58 @@ class Call:
             f"{str(q.dtype)[6:]}, {said}"
         )
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(o, lse) of the rows of the rank."""
-        if self.layout == "bshd":
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        size = self.near.size
-        kv_heads = k.shape[1]
-        outer = self.shards.merged(self.far.size)
-        heads = Heads((0, q.shape[1]), (0, kv_heads), True)
-        if size > 1:
-            if self.repeats > 1:
-                k, v = (x.repeat_interleave(self.repeats, 1) for x in (k, v))
-            q, k, v = (RowsToHeads.apply(self._near(), x) for x in (q, k, v))
-            at = self.near.rank
-            kv_first = at * kv_heads // size
-            heads = Heads(
-                (at * q.shape[1], (at + 1) * q.shape[1]), (kv_first, kv_first + k.shape[1]), False
-            )
-        job = Job(self.problem, self.far, outer, heads)
-        schedule = SCHEDULES[self.schedule](job)
-        floats = {
-            name: x for name, x in self.problem.captures.items()
-            if isinstance(x, Tensor) and x.is_floating_point()
-        }  # fmt: skip
-        o, lse = Attention.apply(
-            schedule, tuple(floats), q, k, v, self.problem.sinks, *floats.values()
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Saved]:
+        """(o, lse) of the rows of the rank, and what its gradients are computed from."""
+        q, k, v = (self._heads_first(x) for x in (q, k, v))
+        near = self._near()
+        if self.repeats > 1:
+            k, v = (x.repeat_interleave(self.repeats, 1) for x in (k, v))
+        q, k, v = (near.to_heads(x) for x in (q, k, v))
+        o, stats = self._schedule(q, k).forward(q, k, v)
+        lse = stats[..., 0] + stats[..., 1].log()
+        saved = Saved(q, k, v, o, stats)
+        lse = near.to_rows(lse.unsqueeze(-1)).squeeze(-1)
+        return self._heads_first(near.to_rows(o)), lse, saved
+
+    def backward(
+        self, do: Tensor | None, dlse: Tensor | None, saved: Saved, wanted: tuple[str, ...]
+    ) -> Gradients:
+        """Gradients of q, k and v, of sinks, and of the arrays of that name that texts read."""
+        near = self._near()
+        if do is not None:
+            do = near.to_heads(self._heads_first(do))
+        if dlse is not None:
+            dlse = near.to_heads(dlse.unsqueeze(-1)).squeeze(-1)
+        schedule = self._schedule(saved.q, saved.k)
+        sums = Sums(saved.q, wanted, schedule.merges)
+        do = torch.zeros_like(saved.o) if do is None else do
+        given = Incoming(do, dlse, saved.o, saved.stats, saved.q)
+        dk, dv = schedule.backward(given, saved.k, saved.v, sums)
+        dq = sums.dq.to(saved.q.dtype)
+        dsinks, sinks = None, self.problem.sinks
+        if sinks is not None:
+            heads = schedule.job.heads
+            dsinks = torch.zeros_like(sinks)
+            heads.of(dsinks).copy_(sink_gradient(heads.of(sinks), do, saved.o, saved.stats))
+        dq, dk, dv = (near.to_rows(x) for x in (dq, dk, dv))
+        if self.repeats > 1:
+            dk, dv = (x.unflatten(1, (-1, self.repeats)).sum(2) for x in (dk, dv))
+        dq, dk, dv = (self._heads_first(x) for x in (dq, dk, dv))
+        return Gradients(dq, dk, dv, dsinks, sums.captures)
+
+    def _heads_first(self, x: Tensor) -> Tensor:
+        """The caller's order from (batch, head, row, dim), and back."""
+        return x.transpose(1, 2) if self.layout == "bshd" else x
+
+    def _schedule(self, q: Tensor, k: Tensor) -> Any:
+        """That of this rank's heads; q and k as it has them."""
+        size, at = self.near.size, self.near.rank
+        first = at * (k.shape[1] * size // self.repeats) // size
+        heads = Heads(
+            (at * q.shape[1], (at + 1) * q.shape[1]), (first, first + k.shape[1]), size == 1
         )
-        if size > 1:
-            o = HeadsToRows.apply(self._near(), o)
-            lse = HeadsToRows.apply(self._near(), lse.unsqueeze(-1)).squeeze(-1)
-        return (o.transpose(1, 2) if self.layout == "bshd" else o), lse
+        job = Job(self.problem, self.far, self.shards.merged(self.far.size), heads)
+        return SCHEDULES[self.schedule](job)
 
     def _near(self) -> _Near:
         """The ranks that share rows by heads, and where the rows of each go."""
@@ -154,6 +176,8 @@ class _Near:
     def to_heads(self, x: Tensor) -> Tensor:
         """(batch, head, row, dim) of this rank's rows -> its heads, of all their rows."""
         size = self.transport.size
+        if size == 1:
+            return x
         sent = padded(x.unflatten(1, (size, -1)).movedim(1, 0), self.shards.most_rows, 3)
         found = self.transport.exchange(sent).wait().permute(1, 2, 0, 3, 4).flatten(2, 3)
         return found.index_select(2, order_of(self.shards, x.device))
@@ -161,6 +185,8 @@ class _Near:
     def to_rows(self, x: Tensor) -> Tensor:
         """The way back."""
         size, rows = self.transport.size, self.shards.most_rows
+        if size == 1:
+            return x
         moved = x.permute(2, 0, 1, 3)
         sent = x.new_zeros((size * rows, *moved.shape[1:]))
         sent.index_copy_(0, order_of(self.shards, x.device), moved)
@@ -169,70 +195,32 @@ class _Near:
         return found[:, :own].permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
-class RowsToHeads(torch.autograd.Function):
-    """(near, x) -> x of some heads."""
-
-    @staticmethod
-    def forward(ctx: Any, near: _Near, x: Tensor) -> Tensor:
-        ctx.near = near
-        return near.to_heads(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, ctx.near.to_rows(gradient)
-
-
-class HeadsToRows(torch.autograd.Function):
-    """(near, x) -> x of some rows."""
-
-    @staticmethod
-    def forward(ctx: Any, near: _Near, x: Tensor) -> Tensor:
-        ctx.near = near
-        return near.to_rows(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, ctx.near.to_heads(gradient)
-
-
 class Attention(torch.autograd.Function):
-    """(schedule, names of captures, q, k, v, sinks, *captures) -> (o, lse)."""
+    """(call, names of captures, q, k, v, sinks, *captures) -> (o, lse)."""
 
     @staticmethod
     def forward(
-        ctx: Any, schedule: Any, names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
+        ctx: Any, call: Call, names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
         sinks: Any, *captures: Tensor,
     ) -> Any:  # fmt: skip
-        o, saved = schedule.forward(q, k, v)
-        lse = saved.stats[..., 0] + saved.stats[..., 1].log()
-        ctx.schedule, ctx.names = schedule, names
+        o, lse, saved = call.forward(q, k, v)
+        ctx.call, ctx.names = call, names
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, saved.o, saved.stats, sinks, *captures)
+        ctx.save_for_backward(*saved, *captures)
         return o, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, do: Any, dlse: Any) -> Any:
-        q, k, v, o, stats, sinks, *captures = ctx.saved_tensors
-        if do is None:
-            do = torch.zeros_like(o)
-        wanted = [ctx.needs_input_grad[6 + index] for index in range(len(captures))]
-        names = tuple(name for name, x in zip(ctx.names, wanted) if x)
-        sums = Sums(q, names, ctx.schedule.merges)
-        given = Incoming(do, dlse, o, stats, q)
-        dk, dv = ctx.schedule.backward(given, k, v, sums)
-        dsinks = None
-        if sinks is not None and ctx.needs_input_grad[5]:
-            heads = ctx.schedule.job.heads
-            own = sink_gradient(heads.of(sinks), do, o, stats)
-            dsinks = torch.zeros_like(sinks)
-            heads.of(dsinks).copy_(own)
-        found = [
-            sums.captures[name].to(x.dtype) if name in sums.captures
-            else torch.zeros_like(x) if need else None
-            for name, x, need in zip(ctx.names, captures, wanted)
-        ]  # fmt: skip
-        return (None, None, sums.dq.to(q.dtype), dk, dv, dsinks, *found)
+        q, k, v, o, stats, *captures = ctx.saved_tensors
+        needs = dict(zip(ctx.names, ctx.needs_input_grad[6:]))
+        wanted = tuple(name for name, need in needs.items() if need)
+        found = ctx.call.backward(do, dlse, Saved(q, k, v, o, stats), wanted)
+        of_captures = [
+            found.of_capture(name, x) if needs[name] else None
+            for name, x in zip(ctx.names, captures)
+        ]
+        return (None, None, *found[:4], *of_captures)
 
 
 class Unshard(torch.autograd.Function):

@@ -107,6 +107,14 @@ class Problem:
         return {name: x for text in every for name, x in text.captures.items()}
 
     @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """Those of them that have gradients."""
+        return {
+            name: x for name, x in self.captures.items()
+            if isinstance(x, Tensor) and x.is_floating_point()
+        }  # fmt: skip
+
+    @property
     def may_join(self) -> bool:
         """Whether parts may span segments: ALiBi is cheaper where a part has one distance."""
         return self.slopes is None

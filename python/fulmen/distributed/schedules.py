@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from .problem import Problem, Side
 
 
-class Saved(NamedTuple):
-    """Of a forward pass, for its backward pass."""
-
-    o: Tensor
-    stats: Tensor
-
-
 class Job(NamedTuple):
     """A problem among the ranks of a transport."""
 
@@ -101,13 +94,13 @@ class Gather:
         found = [x.wait().flatten(0, 1).permute(1, 2, 0, 3) for x in pending]
         return [x.index_select(2, self.order) for x in found]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """o, and m and l of its rows."""
         job = self.job
         result = Result(q, v.shape[-1], self.merges)
         all_k, all_v = self._all((k, v))
         result.attend(job.problem, job.heads, q, all_k, all_v, self.rows, self.keys)
-        o = result.finished(job.sinks)
-        return o, Saved(o, result.stats)
+        return result.finished(job.sinks), result.stats
 
     def backward(self, given: Incoming, k: Tensor, v: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
         job = self.job
@@ -148,7 +141,8 @@ class Ring:
         size = self.job.transport.size
         return self.job.keys_of((self.job.rank - step) % size)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """o, and m and l of its rows."""
         job = self.job
         result = Result(q, v.shape[-1], self.merges)
         here = [padded(x, job.shards.most_rows, 2) for x in (k, v)]
@@ -157,8 +151,7 @@ class Ring:
             own_k, own_v = (x[:, :, : keys.rows] for x in here)
             result.attend(job.problem, job.heads, q, own_k, own_v, self.rows, keys)
             here = here if arriving is None else arriving.wait()
-        o = result.finished(job.sinks)
-        return o, Saved(o, result.stats)
+        return result.finished(job.sinks), result.stats
 
     def backward(self, given: Incoming, k: Tensor, v: Tensor, sums: Sums) -> tuple[Tensor, Tensor]:
         job = self.job

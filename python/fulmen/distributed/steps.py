@@ -99,6 +99,30 @@ def _merge(o: Tensor, stats: Tensor, part_o: Tensor, part_stats: Tensor) -> None
     stats[..., 0], stats[..., 1] = top, total
 
 
+class Saved(NamedTuple):
+    """Of a forward pass, for its backward pass: as the rank computes, by rows or by heads."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    stats: Tensor
+
+
+class Gradients(NamedTuple):
+    """Of a rank's rows; of captures the sums by name."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsinks: Tensor | None
+    captures: dict[str, Tensor]
+
+    def of_capture(self, name: str, x: Tensor) -> Tensor:
+        """That of the array x of this name: 0 where no pair read it."""
+        return self.captures[name].to(x.dtype) if name in self.captures else torch.zeros_like(x)
+
+
 class Incoming(NamedTuple):
     """What the backward pass of a rank begins with."""
 
