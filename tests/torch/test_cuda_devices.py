@@ -40,7 +40,7 @@ def test_graphs_on_two_gpus_replay_in_turn() -> None:
             fulmen.attention(q, k, v, causal=True)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # torch's own is of one GPU
                 o = fulmen.attention(q, k, v, causal=True)
         found.append((ordinal, graph, (q, k, v), o))
     for seed in range(3):
