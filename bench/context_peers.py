@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
-import fulmen
+from fulmen.compat import flash_interface as flash
 
 
 @contextlib.contextmanager
@@ -65,30 +65,11 @@ class OfTorch:
             x.copy_(y)
 
 
-class OfFulmen:
-    """The same by fulmen."""
-
-    @staticmethod
-    def forward(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-                return_softmax):  # fmt: skip
-        found = fulmen.attention_forward(q, k, v, causal=causal, scale=softmax_scale, layout="bshd")
-        return found.o, found.lse, None, None
-
-    @staticmethod
-    def backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-                 window_size, alibi_slopes, deterministic):  # fmt: skip
-        found = fulmen.attention_backward(
-            dout, q, k, v, out, softmax_lse, causal=causal, scale=softmax_scale, layout="bshd"
-        )
-        for x, y in zip((dq, dk, dv), found):
-            x.copy_(y)
-
-
 @contextlib.contextmanager
-def by_ring(kernels):
-    """ring-flash-attention's zigzag ring over these kernels."""
+def by_ring(forward, backward):
+    """ring-flash-attention's zigzag ring over two functions of flash_attn."""
     package, module = types.ModuleType("flash_attn"), types.ModuleType("flash_attn_interface")
-    module._flash_attn_forward, module._flash_attn_backward = kernels.forward, kernels.backward
+    module._flash_attn_forward, module._flash_attn_backward = forward, backward
     module._flash_attn_varlen_forward = module._flash_attn_varlen_backward = None
     package.flash_attn_interface = module
     adapters = types.ModuleType("adapters")  # for models, and for some transformers alone
@@ -111,6 +92,12 @@ def by_ring(kernels):
 # name: (context of a device, whether keys are shared by heads)
 PEERS = {
     "torch": (by_torch, False),
-    "ring-flash-attn over FlashAttention-2": (lambda device: by_ring(OfTorch), True),
-    "ring-flash-attn over fulmen": (lambda device: by_ring(OfFulmen), True),
+    "ring-flash-attn over FlashAttention-2": (
+        lambda device: by_ring(OfTorch.forward, OfTorch.backward),
+        True,
+    ),
+    "ring-flash-attn over fulmen": (
+        lambda device: by_ring(flash._flash_attn_forward, flash._flash_attn_backward),
+        True,
+    ),
 }
