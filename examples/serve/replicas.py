@@ -52,7 +52,9 @@ class Replicas:
         gpus = torch.cuda.device_count()
         devices = [f"cuda:{n % gpus}" if gpus else "cpu" for n in range(count)]
         self.processes = [
-            context.Process(target=serve, args=(n, model, devices[n], sizes, inbox, self.outbox))
+            context.Process(
+                target=serve, args=(n, model, devices[n], sizes, inbox, self.outbox), daemon=True
+            )  # none is waited for where this process fails
             for n, inbox in enumerate(self.inboxes)
         ]
         for process in self.processes:

@@ -57,3 +57,10 @@ def test_the_operator_of_a_graph_gives_what_a_call_gives(heads: int, layout: str
         return all(torch.equal(x, y) for x, y in zip(*both))
 
     assert all(fd.in_process(2, rank))
+
+
+def test_a_graph_whose_object_is_gone_says_so() -> None:
+    q, k, v = tensors(LENGTH)[:3]
+    number = traced.numbered(fd.in_process(1, fd.context_parallel)[0])
+    with pytest.raises(fulmen.ArgumentError, match="is gone; keep it"):
+        torch.ops.fulmen.context_parallel(q, k, v, [], number, traced._number_of(("bhsd", ())))

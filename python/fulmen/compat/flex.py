@@ -114,9 +114,8 @@ class _Blocks(NamedTuple):
     """What the lists of a BlockMask say."""
 
     mask_mod: Any = None  # what is left to be asked of pairs
-    kind: str = (
-        ""  # "let kind = ...; ", of what it reads: 0 hidden, 1 what mask_mod says, 2 visible
-    )
+    # "let kind = ...; ", of what it reads: 0 hidden, 1 what mask_mod says, 2 visible
+    kind: str = ""
     captures: Mapping[str, Tensor] = MappingProxyType({})
     lists: Any = None  # masks.blocks, where they say all
 

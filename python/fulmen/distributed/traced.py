@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from .steps import Saved
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ def _number_of(form: Any) -> int:
 def _call(
     q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], called: int, form: int
 ) -> tuple[ContextParallel, str, dict[str, Any]]:
-    made = _OBJECTS[called]
+    made = _OBJECTS.get(called)
+    if made is None:
+        raise ArgumentError(
+            "the ContextParallel of this compiled graph is gone; keep it for as long as the graph"
+        )
     layout, options = _FORMS[form]
     return made, layout, {name: _unpacked(x, tensors) for name, x in options}
 
