@@ -5,6 +5,8 @@
 
 #include "core/block_map.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "core/arrays.h"
@@ -182,34 +184,137 @@ BlockKind kind_by_pairs(const HeadOfSequence& at, Interval rows, Interval keys) 
   return some ? BlockKind::kFull : BlockKind::kEmpty;
 }
 
+i64 num_blocks(i64 length, i64 size) { return ceil_div(max<i64>(length, 0), size); }
+
+// The mask of an expression over all blocks of a head. What a step may be over many blocks is what
+// it may be over some of them, so that a box of many is asked first, and divided where it is
+// partial.
+class MaskMap {
+ public:
+  MaskMap(const HeadOfSequence& at, BlockSizes sizes, Bounds* values)
+      : mask_(at, values),
+        num_rows_(num_blocks(at.sequence.shape.q_len, sizes.rows)),
+        num_keys_(num_blocks(at.sequence.shape.kv_len, sizes.keys)) {
+    if (!at.problem.has_mask_expression() || num_rows_ == 0 || num_keys_ == 0) return;
+    const SequenceShape& shape = at.sequence.shape;
+    const auto block = [](i64 index, i64 size, i64 length) {
+      return clamped(index * size, (index + 1) * size, length);
+    };
+    const Interval rows = block(0, sizes.rows, shape.q_len);
+    const Interval keys = block(0, sizes.keys, shape.kv_len);
+    mask_.begin(rows, keys);
+    mask_.run(mask_.goal().constant);
+    row_bounds_ = levels(mask_.goal().row, num_rows_, [&](i64 index) {
+      mask_.begin(block(index, sizes.rows, shape.q_len), keys);
+    });
+    key_bounds_ = levels(mask_.goal().column, num_keys_, [&](i64 index) {
+      mask_.begin(rows, block(index, sizes.keys, shape.kv_len));
+    });
+    kinds_.resize(static_cast<size_t>(num_rows_ * num_keys_));
+    divide(static_cast<int>(max(row_bounds_.size(), key_bounds_.size())) - 1, 0, 0);
+  }
+
+  BlockKind kind(i64 row, i64 key) const {
+    return kinds_.empty() ? BlockKind::kFull : kinds_[static_cast<size_t>(row * num_keys_ + key)];
+  }
+
+ private:
+  static constexpr i64 kFan = 8;  // boxes along each side of one of the next level
+  using Levels = std::vector<std::vector<Bounds>>;  // of each box, one step behind the other
+
+  template <class Begin>
+  Levels levels(const std::vector<i32>& steps, i64 count, const Begin& begin) {
+    Levels all(1);
+    for (i64 index = 0; index < count; ++index) {
+      begin(index);
+      mask_.run(steps);
+      for (const i32 step : steps) all[0].push_back(mask_[step]);
+    }
+    for (; count > 1; count = ceil_div(count, kFan)) {
+      const std::vector<Bounds>& parts = all.back();
+      const size_t width = steps.size(), fan = static_cast<size_t>(kFan) * width;
+      std::vector<Bounds> boxes;
+      for (size_t first = 0; first < parts.size(); first += fan) {
+        for (size_t step = first; step < first + width; ++step) {
+          Bounds some = parts[step];
+          for (size_t part = step + width; part < min(first + fan, parts.size()); part += width) {
+            some = expression::either(some, parts[part]);
+          }
+          boxes.push_back(some);
+        }
+      }
+      all.push_back(std::move(boxes));
+    }
+    return all;
+  }
+
+  // Of a side that has fewer levels the last one is the whole of it.
+  static i64 span(int level) {
+    i64 blocks = 1;
+    for (int n = 0; n < level; ++n) blocks *= kFan;
+    return blocks;
+  }
+  void load(const Levels& all, int level, i64 box, const std::vector<i32>& steps) {
+    const std::vector<Bounds>& boxes = all[min(static_cast<size_t>(level), all.size() - 1)];
+    const Bounds* bounds = boxes.data() + static_cast<size_t>(box) * steps.size();
+    for (const i32 step : steps) mask_[step] = *bounds++;
+  }
+
+  // A box of kFan^level blocks along each side.
+  void divide(int level, i64 row, i64 key) {
+    load(row_bounds_, level, row, mask_.goal().row);
+    load(key_bounds_, level, key, mask_.goal().column);
+    mask_.run(mask_.goal().pair);
+    const BlockKind kind = mask_.kind();
+    const i64 blocks = span(level), below = blocks / kFan;
+    if (level == 0 || kind != BlockKind::kPartial)
+      return fill(row * blocks, key * blocks, blocks, kind);
+    for (i64 r = row * kFan; r < (row + 1) * kFan && r * below < num_rows_; ++r) {
+      for (i64 k = key * kFan; k < (key + 1) * kFan && k * below < num_keys_; ++k) {
+        divide(level - 1, r, k);
+      }
+    }
+  }
+
+  void fill(i64 row, i64 key, i64 blocks, BlockKind kind) {
+    for (i64 r = row; r < min(row + blocks, num_rows_); ++r) {
+      const auto first = kinds_.begin() + (r * num_keys_ + key);
+      std::fill(first, first + min(blocks, num_keys_ - key), kind);
+    }
+  }
+
+  MaskBounds mask_;
+  i64 num_rows_;
+  i64 num_keys_;
+  Levels row_bounds_;
+  Levels key_bounds_;
+  std::vector<BlockKind> kinds_;  // (row, key); empty without an expression
+};
+
 // The blocks of one head, a row of them after the other; what is said of keys alone is kept.
 class HeadMap {
  public:
   HeadMap(const HeadOfSequence& at, BlockSizes sizes, bool exact, Bounds* values)
-      : at_(at), sizes_(sizes), exact_(exact), mask_(at, values) {
-    const Problem& problem = at.problem;
-    const Interval rows{0, min<i64>(at.sequence.shape.q_len, 1)};
-    for (i64 key = 0; rows.size() > 0 && keys_of(key).size() > 0; ++key) {
-      const Interval keys = keys_of(key);
-      if (problem.has(Array::kQIds)) {
-        ids_.emplace_back(problem.arrays[Array::kKvIds], at.sequence.kv_batch,
-                          at.sequence.kv_begin + keys.begin, keys.size());
-      }
-      if (!problem.has_mask_expression()) continue;
-      mask_.begin(rows, keys);
-      if (key == 0) mask_.run(mask_.goal().constant);
-      mask_.run(mask_.goal().column);
-      for (const i32 step : mask_.goal().column) columns_.push_back(mask_[step]);
+      : at_(at),
+        sizes_(sizes),
+        exact_(exact),
+        by_matrices_(kind_by_matrices(at.problem)),
+        mask_(at, sizes, values) {
+    if (!at.problem.has(Array::kQIds) || at.sequence.shape.q_len <= 0) return;
+    for (i64 key = 0; keys_of(key).size() > 0; ++key) {
+      ids_.emplace_back(at.problem.arrays[Array::kKvIds], at.sequence.kv_batch,
+                        at.sequence.kv_begin + keys_of(key).begin, keys_of(key).size());
     }
   }
 
   void store_row(i64 row, const Tensor& out) {
     const Interval rows =
         clamped(row * sizes_.rows, (row + 1) * sizes_.rows, at_.sequence.shape.q_len);
-    start(rows);
-    for (i64 key = 0; key < out.shape[3]; ++key) {
-      const BlockKind kind = kind_of(rows, key);
-      store_bytes(out.address(at_.index, at_.head, row, key), static_cast<u8>(kind));
+    const bool has_rows = rows.size() > 0 && at_.sequence.shape.kv_len > 0;
+    if (has_rows) start(rows);
+    char* to = out.address(at_.index, at_.head, row, 0);
+    for (i64 key = 0; key < out.shape[3]; ++key, to += out.strides[3]) {
+      store_bytes(to, static_cast<u8>(has_rows ? kind_of(rows, row, key) : BlockKind::kEmpty));
     }
   }
 
@@ -219,48 +324,33 @@ class HeadMap {
   }
 
   void start(Interval rows) {
-    const Interval keys = keys_of(0);
-    if (rows.size() <= 0 || keys.size() <= 0) return;
     seen_ = seen_keys(at_.problem, at_.sequence, rows);
-    if (at_.problem.has(Array::kQIds)) {
+    if (!ids_.empty()) {
       q_ids_ = Ids(at_.problem.arrays[Array::kQIds], at_.sequence.batch,
                    at_.sequence.q_begin + rows.begin, rows.size());
     }
-    if (!at_.problem.has_mask_expression()) return;
-    mask_.begin(rows, keys);
-    mask_.run(mask_.goal().row);
   }
 
-  BlockKind kind_of(Interval rows, i64 key) {
+  BlockKind kind_of(Interval rows, i64 row, i64 key) {
     const Interval keys = keys_of(key);
-    if (rows.size() <= 0 || keys.size() <= 0) return BlockKind::kEmpty;
-    BlockKind kind = both(kind_by_position(seen_, keys), kind_by_matrices(at_.problem));
+    if (keys.size() <= 0) return BlockKind::kEmpty;
+    BlockKind kind = both(kind_by_position(seen_, keys), by_matrices_);
+    if (kind != BlockKind::kEmpty) kind = both(kind, mask_.kind(row, key));
     if (kind != BlockKind::kEmpty && !ids_.empty()) {
       kind = both(kind, kind_of_ids(q_ids_, ids_[static_cast<size_t>(key)]));
     }
     if (kind != BlockKind::kEmpty) kind = both(kind, kind_by_lists(at_, rows, keys));
-    if (kind != BlockKind::kEmpty && at_.problem.has_mask_expression()) {
-      kind = both(kind, kind_by_mask(key));
-    }
     return exact_ && kind == BlockKind::kPartial ? kind_by_pairs(at_, rows, keys) : kind;
-  }
-
-  BlockKind kind_by_mask(i64 key) {
-    const std::vector<i32>& steps = mask_.goal().column;
-    size_t kept = static_cast<size_t>(key) * steps.size();
-    for (const i32 step : steps) mask_[step] = columns_[kept++];
-    mask_.run(mask_.goal().pair);
-    return mask_.kind();
   }
 
   HeadOfSequence at_;
   BlockSizes sizes_;
   bool exact_;
-  MaskBounds mask_;
+  BlockKind by_matrices_;
+  MaskMap mask_;
   SeenKeys seen_{};
   Ids q_ids_;
-  std::vector<Ids> ids_;         // of the blocks of keys
-  std::vector<Bounds> columns_;  // likewise: of the steps that depend on the key alone
+  std::vector<Ids> ids_;  // of the blocks of keys
 };
 
 }  // namespace

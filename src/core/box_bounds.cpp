@@ -11,6 +11,12 @@
 #include <limits>
 
 namespace fulmen::expression {
+
+Bounds either(const Bounds& a, const Bounds& b) {
+  return {std::min(a.least, b.least), std::max(a.most, b.most), min(a.first, b.first),
+          max(a.last, b.last), a.may_be_nan || b.may_be_nan};
+}
+
 namespace {
 
 constexpr i64 kFirst = std::numeric_limits<i64>::min();
@@ -45,12 +51,6 @@ Bounds converted(double least, double most, bool may_be_nan = false) {
   };
   if (is_exact(least) && is_exact(most)) return {least, most, 0, 0, may_be_nan};
   return floats(least, most, may_be_nan);
-}
-
-// Of one or the other.
-Bounds either(const Bounds& a, const Bounds& b) {
-  return {std::min(a.least, b.least), std::max(a.most, b.most), min(a.first, b.first),
-          max(a.last, b.last), a.may_be_nan || b.may_be_nan};
 }
 
 // ---- Floats ------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ struct Bounds {
   bool may_be_nan = false;
 };
 
+// Of one or the other: of a box that two make.
+Bounds either(const Bounds& a, const Bounds& b);
+
 // What steps read of a box: rows, keys and positions from their first to their last.
 struct BoxOperands {
   std::array<Bounds, static_cast<size_t>(Variable::kCount)> variables{};

@@ -173,6 +173,30 @@ def test_a_map_is_the_mask_by_blocks() -> None:
             np.testing.assert_array_equal(rows.kinds[part], row[row > 0])
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["doc[i] == doc[j] and j <= p", "(p - j) % 7 == 0", "doc[j] < 9", "wide[i] > wide[j] + 0.5",
+     "both[i, j]", "abs(p - j) < 40 or doc[i] == 3"],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [(2, 3), (3, 200), (300, 1)])
+def test_boxes_of_many_blocks_say_what_each_says(text: str, size: tuple[int, int]) -> None:
+    """Three levels of boxes on one side, two and one on the other; the last ones are not full."""
+    rng = np.random.default_rng(11)
+    known = {
+        "doc": np.sort(rng.integers(0, 12, 299)), "wide": np.linspace(-1.0, 1.0, 299),
+        "both": rng.random((299, 299)) < 0.9,
+    }  # fmt: skip
+    known["wide"][40] = np.nan
+    mask = expression(text, **{name: x for name, x in known.items() if name in text})
+    seen = fulmen.dense_mask(299, 251, mask=mask)
+    for exact in (False, True):
+        kinds = fulmen.block_map(299, 251, size=size, exact=exact, mask=mask).kinds[0, 0]
+        for row, key in np.ndindex(*kinds.shape):
+            part = seen[row * size[0] :, key * size[1] :][: size[0], : size[1]]
+            wanted = 2 if part.all() else int(part.any())
+            assert kinds[row, key] == wanted or (kinds[row, key] == 1 and not exact)
+
+
 def test_a_map_makes_lists() -> None:
     q, k, v = problem()
     mask = "j <= p and (p - j < 50 or j < 3)"
