@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
@@ -139,6 +139,6 @@ def fa4() -> Iterator[Case]:
         )
 
 
-def drawn(grid: list[Case], number: int) -> list[Case]:
+def drawn(grid: list[Any], number: int) -> list[Any]:
     """The same `number` cases every time."""
     return random.Random(1).sample(grid, number)

@@ -4,8 +4,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import pytest
 import torch
+from grids import drawn
+from long_run import IS_FULL
 
 import fulmen
 from fulmen.compat.flash_mla import (
@@ -41,23 +47,16 @@ def cache_of(lengths: list[int], page: int, dim: int, device: str) -> tuple[torc
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("heads", "q_rows", "page", "causal", "dims"),
-    [(1, 1, 64, False, (576, 512)), (3, 2, 16, True, (576, 512)), (9, 4, 1, True, (72, 64)),
-     (64, 1, 64, True, (576, 512)), (126, 2, 8, True, (576, 512)), (128, 1, 32, False, (576, 512))],
-)  # fmt: skip
-def test_against_float64(
-    heads: int, q_rows: int, page: int, causal: bool, dims: tuple[int, int], device: str
-):
-    torch.manual_seed(heads)
-    lengths = [LENGTHS[(heads + i) % len(LENGTHS)] for i in range(3)]
+def check_dense(
+    lengths: list[int], heads: int, q_rows: int, page: int, causal: bool, dims: tuple[int, int],
+    device: str,
+):  # fmt: skip
     pool, table, lens = cache_of(lengths, page, dims[0], device)
-    q = torch.randn(3, q_rows, heads, dims[0]).to(torch.bfloat16).to(device)
+    q = torch.randn(len(lengths), q_rows, heads, dims[0]).to(torch.bfloat16).to(device)
     metadata, splits = get_mla_metadata(lens, heads * q_rows, 1)
     o, lse = flash_mla_with_kvcache(q, pool, table, lens, dims[1], metadata, splits, SCALE, causal)
-    assert o.shape == (3, q_rows, heads, dims[1])
-    assert lse.shape == (3, heads, q_rows)
+    assert o.shape == (len(lengths), q_rows, heads, dims[1])
+    assert lse.shape == (len(lengths), heads, q_rows)
     for b, n in enumerate(lengths):
         ids = table[b, : -(-n // page)].long()
         k = pool[ids].reshape(-1, dims[0])[:n].double()
@@ -70,6 +69,60 @@ def test_against_float64(
         expected = torch.einsum("hqk,kd->qhd", p, k[:, : dims[1]])
         torch.testing.assert_close(o[b].double(), expected, atol=0.015, rtol=0.01)
         torch.testing.assert_close(lse[b].double(), expected_lse, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("heads", "q_rows", "page", "causal", "dims"),
+    [(1, 1, 64, False, (576, 512)), (3, 2, 16, True, (576, 512)), (9, 4, 1, True, (72, 64)),
+     (64, 1, 64, True, (576, 512)), (126, 2, 8, True, (576, 512)), (128, 1, 32, False, (576, 512))],
+)  # fmt: skip
+def test_against_float64(
+    heads: int, q_rows: int, page: int, causal: bool, dims: tuple[int, int], device: str
+):
+    torch.manual_seed(heads)
+    lengths = [LENGTHS[(heads + i) % len(LENGTHS)] for i in range(3)]
+    check_dense(lengths, heads, q_rows, page, causal, dims, device)
+
+
+class Case(NamedTuple):
+    """A call of the grid; `longest` and some shorter requests make the batch."""
+
+    batch: int
+    q_rows: int
+    longest: int
+    heads: int
+    page: int
+    causal: bool
+
+    def pairs(self) -> int:
+        return self.batch * self.q_rows * self.longest * self.heads
+
+
+def grid() -> Iterator[Case]:
+    """The ranges of FlashMLA's tests of dense decoding: every combination."""
+    for values in itertools.product(
+        (1, 2, 3, 6, 64, 128), (1, 2, 3, 4), (0, 1, 20, 140, 1000, 4096, 8736),
+        (1, 3, 9, 63, 64, 126, 128), (1, 16, 64), (False, True),
+    ):  # fmt: skip
+        yield Case(*values)
+
+
+def sampled() -> list[Case]:
+    """Few of what a CPU has in a moment, among them each end of each range; else hundreds."""
+    if IS_FULL:
+        return drawn(list(grid()), 400 if torch.cuda.is_available() else 60)
+    ends = [Case(1, 3, 8736, 63, 64, True), Case(128, 1, 140, 3, 16, False),
+            Case(2, 4, 20, 128, 1, True), Case(64, 2, 0, 9, 64, True)]  # fmt: skip
+    return ends + drawn([case for case in grid() if case.pairs() <= 1 << 20], 8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", sampled(), ids=str)
+def test_grid(case: Case, device: str):
+    torch.manual_seed(case.pairs())
+    lengths = [case.longest, *torch.randint(0, case.longest + 1, (case.batch - 1,)).tolist()]
+    check_dense(lengths, case.heads, case.q_rows, case.page, case.causal, (576, 512), device)
 
 
 def chosen(rows: int, topk: int, slots: int, device: str) -> torch.Tensor:
