@@ -20,12 +20,16 @@ PACKAGES = (
 
 
 def processor() -> str:
-    """The processor's name, as the operating system gives it."""
+    """The processor's name, as the operating system gives it; with family and model where it tells
+    them, since virtual machines call very different processors alike.
+    """
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        first = info.read_text(errors="replace").split("\n\n")[0]
+        lines = (line.partition(":") for line in first.splitlines())
+        told = {key.strip(): value.strip() for key, _, value in lines}
+        if {"model name", "cpu family", "model"} <= told.keys():
+            return "{model name} family {cpu family} model {model}".format_map(told)
     return platform.processor() or platform.machine()
 
 
