@@ -90,6 +90,33 @@ template <class Real>
   return scaled_by_power<Real>(multiply_add(p * r, r, r) + Real(1), n, rounded);
 }
 
+// The same by a table, two instructions less: n is a multiple of 1/16, whose sixteenths are the low
+// bits of `rounded`, which a permutation takes as they are; |r| <= ln(2) / 32. Source: Tang, "Table
+// driven implementation of the exponential function in IEEE floating-point arithmetic" (1989).
+#if defined(__AVX512F__)
+template <>
+[[gnu::always_inline]] inline FloatVector exponential<float>(FloatVector x) {
+  using Constants = ExpConstants<float>;
+  constexpr float kRound = 0x1.8p19f;
+  // 2^(i / 16)
+  constexpr FloatVector kPowers = {1.0f,          1.0442737824f, 1.0905077327f, 1.1387886348f,
+                                   1.1892071150f, 1.2418578121f, 1.2968395547f, 1.3542555469f,
+                                   1.4142135624f, 1.4768261459f, 1.5422108254f, 1.6104903319f,
+                                   1.6817928305f, 1.7562521604f, 1.8340080864f, 1.9152065614f};
+  const FloatVector bounded = larger(x, broadcast(Constants::kLowest));  // NaN stays
+  const FloatVector rounded =
+      multiply_add(bounded, broadcast(Constants::kLog2E), broadcast(kRound));
+  const FloatVector n = rounded - kRound;
+  FloatVector r = multiply_add(n, broadcast(-Constants::kLn2High), bounded);
+  r = multiply_add(n, broadcast(-Constants::kLn2Low), r);
+  // exp(r) - 1 = r + r^2 (1/2 + r/6), relative error 1e-8 of exp(r)
+  const FloatVector p = multiply_add(r, broadcast(1.0f / 6), broadcast(0.5f));
+  const FloatVector above_1 = multiply_add(r * r, p, r);
+  const FloatVector power = _mm512_permutexvar_ps((__m512i)rounded, kPowers);
+  return _mm512_scalef_ps(multiply_add(power, above_1, power), n);
+}
+#endif
+
 // 2^t within 1.5e-7 of itself, exactly 1 at 0 and 0 at -inf. f = t - floor(t) is one instruction,
 // and scalef takes floor(t) itself. For weights that become bf16: exponential loses nothing to the
 // rounding of t, but takes 5 instructions more.
