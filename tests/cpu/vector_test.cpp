@@ -7,8 +7,10 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "cpu/isa/exponential.h"
+#include "cpu/kernels.h"
 
 namespace fulmen::cpu {
 namespace {
@@ -45,6 +47,40 @@ void expect_exp_within(double allowed, Real lowest) {
 TEST(VectorMath, ExpIsWithinAnUlpAndAHalf) {
   expect_exp_within<float>(1.5, -104.0f);
   expect_exp_within<double>(1.5, -745.0);
+}
+
+// Weights of two keys with the scores 0 and x, by the instruction set in use: 1 and exp(x).
+template <class Real>
+void expect_weights_within(double allowed, Real lowest) {
+  const Kernels<Real>& table = kernels<Real>();
+  const auto lanes = static_cast<size_t>(table.lanes);
+  double worst = 0;
+  for (int step = 0; step <= 200000; step += static_cast<int>(lanes)) {
+    std::vector<Real> scores(2 * lanes), row_max(lanes), row_sum(lanes), rescale(lanes), x(lanes);
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      x[lane] = lowest * (static_cast<Real>(step) + static_cast<Real>(lane)) / Real(200000);
+      scores[lanes + lane] = x[lane];
+    }
+    table.softmax({.scores = scores.data(),
+                   .stride = table.lanes,
+                   .keys = 2,
+                   .rows = table.lanes,
+                   .terms = {{Real(1), Real(0)}, nullptr, nullptr},
+                   .row_max = row_max.data(),
+                   .row_sum = row_sum.data(),
+                   .rescale = rescale.data()});
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      EXPECT_EQ(scores[lane], 1);
+      const auto truth = std::exp(static_cast<long double>(x[lane]));
+      worst = std::max(worst, ulps(scores[lanes + lane], truth));
+    }
+  }
+  EXPECT_LE(worst, allowed);
+}
+
+TEST(VectorMath, WeightsOfTheTableInUseAreWithinAnUlpAndAHalf) {
+  expect_weights_within<float>(1.5, -104.0f);
+  expect_weights_within<double>(1.5, -745.0);
 }
 
 template <class Real>
