@@ -61,6 +61,15 @@ ShiftRule shift_rule(const ForwardSm90Config& config) {
   return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
 }
 
+// Whether two warpgroups share their rows: beyond 256 dims, unless registers hold O of 64 rows
+// beside scores of 48 keys on which no options work.
+bool splits_dims(const Problem& problem, const ForwardSm90Config& config) {
+  const i64 widest = max(problem.dim_qk, problem.dim_v);
+  const bool is_plain = !config.maps_scores() && !config.score.dropout &&
+                        !config.score.has_tile_lists() && !config.caches;
+  return widest > (is_plain ? kMostWideDims : 256);
+}
+
 // What the problem asks of any tile.
 ForwardSm90Config options_of(const Problem& problem) {
   ForwardSm90Config config;
@@ -71,11 +80,12 @@ ForwardSm90Config options_of(const Problem& problem) {
   }
   const i64 unit = 32 / config.element_bytes();  // of a product
   config.d_qk = static_cast<i32>(unit * ceil_div(problem.dim_qk, unit));
-  config.split_dims = max(problem.dim_qk, problem.dim_v) > 256;
-  config.d_v = config.split_dims ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
-                                 : product_width(problem.dim_v, config.has_8_bits());
   config.score = score_options_of(problem);
   config.caches = problem.has_caches();
+  config.split_dims = splits_dims(problem, config);
+  config.d_v = config.split_dims     ? static_cast<i32>(128 * ceil_div(problem.dim_v, 128))
+               : problem.dim_v > 256 ? kMostWideDims
+                                     : product_width(problem.dim_v, config.has_8_bits());
   config.paged = problem.is_paged();
   config.score.varlen |= config.caches;
   if (config.score.score_mod) config.score.negative_scale = false;  // the modifier takes any scale

@@ -37,12 +37,14 @@ std::string distinction(const ForwardSm90Config& config) {
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
 // without them that kernel is 5 times as fast as sm80 (2026-11-28). Of e4m3 with sums in memory up
 // to 352 bytes, 520 with two-sided masks: in the fallback and the scheduler, none in the loops (d
-// 256 1.3 times bfloat16, H200, 2026-11-30).
+// 256 1.3 times bfloat16, H200, 2026-11-30). With an O of two products 36 bytes, 100 with two-sided
+// masks, in the fallback.
 std::size_t spill_allowance(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
   if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (score.has_pair_terms()) return score.documents ? 192 : 128;
   if (config.promotes_in_memory()) return 560;
+  if (config.has_wide_output()) return 128;
   if (config.has_8_bits() && config.d_qk > 128) return 96;
   if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
   if (config.has_8_bits()) return 32;  // 28 bytes at d 64 causal
@@ -89,8 +91,8 @@ namespace {
 std::vector<KernelSpec> specs_of_sizes(Problem problem, const IntervalMask& mask,
                                        i64 heads = 1024) {
   const Gpu gpu = gpu_named("h100");
-  constexpr i64 kDims[][2] = {{64, 64},   {80, 80},   {96, 96},  {128, 128}, {192, 128},
-                              {192, 192}, {256, 256}, {128, 64}, {64, 256},  {512, 512}};
+  constexpr i64 kDims[][2] = {{64, 64},   {80, 80},  {96, 96},  {128, 128}, {192, 128}, {192, 192},
+                              {256, 256}, {128, 64}, {64, 256}, {512, 512}, {320, 320}};
   problem.mask = mask;
   problem.heads_q = problem.heads_kv = heads;
   std::vector<KernelSpec> specs;

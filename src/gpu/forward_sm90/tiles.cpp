@@ -67,7 +67,7 @@ void set_split_dims(ForwardSm90Config& config, const Facts&) {
 }
 
 void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
-  set_tile(config, 1, 64, facts.widest <= 192 ? 4 : 3, 1);
+  set_tile(config, 1, facts.widest <= 256 ? 64 : 48, facts.widest <= 192 ? 4 : 3, 1);
   config.stage_output = false;
 }
 
@@ -133,6 +133,12 @@ void set_listed(ForwardSm90Config& config, const Facts& facts) {
 
 void set_192_128_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 112, 2, 2); }
 void set_192_dims(ForwardSm90Config& config, const Facts&) { set_tile(config, 2, 80, 2, 2); }
+
+void set_320_dims(ForwardSm90Config& config, const Facts&) {
+  set_tile(config, 2, 48, 2, 2);
+  config.stage_output = false;
+  config.cache_hints = true;
+}
 
 void set_256_dims(ForwardSm90Config& config, const Facts&) {
   const ScoreOptions& score = config.score;
@@ -225,6 +231,10 @@ constexpr Rule kRules[] = {
                                        : std::string("is for values of up to 128 dims");
      }},
     {set_192_dims, [](const Facts& facts) { return dims_beyond(facts, 192); }},
+    {set_320_dims,
+     [](const Facts& facts) {
+       return facts.widest > 256 ? std::string() : "is for head dimensions above 256";
+     }},
     {set_256_dims, [](const Facts&) { return std::string(); }},
 };
 

@@ -96,6 +96,24 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
   ptx::wgmma_commit();
 }
 
+// D += A B, or D = A B unless `accumulate`: A of 16 columns in registers, B transposed. Beyond 256
+// columns of D two products; the second's begin `first_columns` behind b.
+inline constexpr i32 kFirstDims = 192;
+template <DType kDType, u32 kUpper, i32 kFloats>
+inline void multiply_columns(float (&D)[kFloats], const u32* a, u32 b, u32 first_columns,
+                             bool accumulate) {
+  const auto multiply = [&](auto& d, u32 columns) {
+    ptx::wgmma_rs<kDType, true, kUpper>(d, a[0], a[1], a[2], a[3], columns, accumulate);
+  };
+  if constexpr (kFloats > 128) {
+    constexpr i32 kFirst = kFirstDims / 2;
+    multiply(reinterpret_cast<float (&)[kFirst]>(D[0]), b);
+    multiply(reinterpret_cast<float (&)[kFloats - kFirst]>(D[kFirst]), b + first_columns);
+  } else {
+    multiply(D, b);
+  }
+}
+
 // O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
 template <ForwardSm90Config kConfig, i32 kFloats>
 inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_words()], u32 v,
@@ -116,10 +134,9 @@ inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_word
     ptx::wgmma_fence();
 #pragma unroll
     for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
-      const u32* a = P + j / 4;
       const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
-      ptx::wgmma_rs<kConfig.dtype, true, kUpper>(O, a[0], a[1], a[2], a[3], v_part,
-                                                 j > 0 || accumulate);
+      multiply_columns<kConfig.dtype, kUpper>(
+          O, P + j / 4, v_part, KvTile<kConfig>::columns_from(kFirstDims), j > 0 || accumulate);
     }
   }
   ptx::wgmma_commit();

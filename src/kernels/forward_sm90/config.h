@@ -30,6 +30,9 @@ struct WeightOf8Bits {
 };
 inline constexpr WeightOf8Bits kWeightOf8Bits{1.0436f * 0x1p-8f, -7.93843f};
 
+// Beyond 256 dims O of a warpgroup is two products, up to what its registers hold.
+inline constexpr i32 kMostWideDims = 320;
+
 struct ForwardSm90Config {
   DType dtype = DType::kBFloat16;  // of Q, K and V
   DType o_dtype = DType::kNone;    // of O where it has 16 bits; none: dtype
@@ -46,8 +49,8 @@ struct ForwardSm90Config {
                             // product reads Q again (measured: 0 to 1 % at d 128 and 256)
   i32 heads_per_tile = 1;   // query heads of one key head that share 64 rows: 1, 2, 4 or 8, for
                             // queries too short to fill a tile
-  bool split_dims = false;  // d_v > 256: two warpgroups share their 64 query rows; each computes
-                            // all of S, and O in half of the columns
+  bool split_dims = false;  // beyond kMostWideDims: two warpgroups share their 64 query rows; each
+                            // computes all of S, and O in half of the columns
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
@@ -87,11 +90,13 @@ struct ForwardSm90Config {
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
     if (score.varlen) return 56;  // the scheduler looks up sequences
-    return warpgroups == 3 ? 32 : promotes_in_memory() ? 24 : 40;
+    return warpgroups == 3 ? 32 : promotes_in_memory() || has_wide_output() ? 24 : 40;
   }
   constexpr i32 consumer_registers() const {
+    if (has_wide_output() && (warpgroups == 1 || !score.varlen)) return warpgroups == 1 ? 256 : 240;
     if (score.varlen) return warpgroups == 3 ? 152 : 224;
-    return warpgroups == 3 ? 160 : warpgroups == 2 && !promotes_in_memory() ? 232 : 240;
+    if (promotes_in_memory()) return 240;
+    return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
   // Whether scores come to the softmax in log2; else as dot products, which a mask may have hidden.
@@ -140,6 +145,9 @@ struct ForwardSm90Config {
     return o_dims() / 2 * (has_8_bits() && !promotes_in_memory() ? 2 : 1);
   }
 
+  // Whether O of a warpgroup is wider than a product.
+  constexpr bool has_wide_output() const { return o_dims() > 256; }
+
   // Whether a warp sets rows of V past the end of a sequence to zero.
   constexpr bool fills_tails() const { return score.varlen && !gathers && !has_8_bits(); }
 
@@ -155,7 +163,9 @@ struct ForwardSm90Config {
       return "the dtype has 16 bits or is e4m3";
     }
     if (d_qk % 16 != 0 || d_qk < 16 || d_qk > 512) return "d_qk is a multiple of 16 up to 512";
-    if (!is_product_width(o_dims())) return "no product is as wide as the columns of O";
+    if (!is_product_width(o_dims()) && o_dims() != kMostWideDims) {
+      return "no product is as wide as the columns of O";
+    }
     if (!is_product_width(kv_rows)) return "no product is as wide as a block of keys";
     if (warpgroups < 1 || warpgroups > 3) return "1 to 3 warpgroups compute";
     if (stages < 1 || stages > 6) return "there are 1 to 6 stages";

@@ -134,6 +134,24 @@ constexpr ForwardSm90Config kWide{
     .stage_output = false,
     .score = {.mask_kind = MaskKind::kBoth, .varlen = true, .stats = true}};
 
+// Each warpgroup has all columns of its rows: O is two products.
+constexpr ForwardSm90Config kTwoProducts{
+    .d_qk = 304,
+    .d_v = 320,
+    .kv_rows = 48,
+    .stage_output = false,
+    .cache_hints = true,
+    .score = {.mask_kind = MaskKind::kBoth, .varlen = true, .stats = true}};
+constexpr ForwardSm90Config kTwoProductsAlone{.dtype = DType::kFloat16,
+                                              .d_qk = 320,
+                                              .d_v = 320,
+                                              .warpgroups = 1,
+                                              .kv_rows = 48,
+                                              .stages = 3,
+                                              .shift_rule = ShiftRule::kWhenSumGrew,
+                                              .stage_output = false,
+                                              .score = {.mask_kind = MaskKind::kRight}};
+
 // What ablations leave out.
 constexpr ForwardSm90Config kUnswizzled = [] {
   ForwardSm90Config config = kStaged;
@@ -328,6 +346,9 @@ TEST(Sm90OnHost, SkipsOtherDocuments) {
 TEST(Sm90OnHost, WideHeads) {
   expect_agreement<kWide>(2001, 3);
   expect_hidden_does_not_show<kWide>(2101, 2);
+  expect_agreement<kTwoProducts>(3301, 3);
+  expect_hidden_does_not_show<kTwoProducts>(3401, 2);
+  expect_agreement<kTwoProductsAlone>(3501, 2);
 }
 
 TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }
