@@ -3,13 +3,16 @@
 """Plants faults into the text of GPU kernels, one at a time, and names those that no test sees.
 
     plant_faults.py [--only NAME...] [--jobs N]    builds the preset `audit` and runs its tests
+    plant_faults.py --programs FOLDER              runs those in a copy of the build's folder, and
+                                                   builds nothing: on a machine with more cores
     plant_faults.py --check                        each old text is there, once
     plant_faults.py --write FOLDER                 the kernels' text, with every fault in it
 
 tests/emulator/planted/faults.toml lists the faults. All of them are compiled at once, each behind
 `is_planted(..)`, so that one build serves all; the environment's FULMEN_PLANTED names the one
 that is on. A fault is found when a test fails: first those that `found_by` names are run, and only
-where they pass all others. With none planted the same tests must pass.
+where they pass all others, side by side. With none planted the same tests must pass. What
+`--seconds` leaves no time for is unjudged, and counts as if it had passed.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,65 +178,120 @@ def build() -> None:
     subprocess.run([*command, *PROGRAMS], cwd=ROOT, check=True)
 
 
+class OutOfTimeError(Exception):
+    """The time of the whole run is over: what a test would have said is not known."""
+
+
 @dataclass(frozen=True)
+class Judge:
+    """Runs the tests of programs below a folder laid out as the build's."""
+
+    programs: Path
+    pool: ThreadPoolExecutor
+    jobs: int
+    ends: float  # of time.monotonic()
+    counts: Path  # for lines that ran with a fault: nobody reads them
+
+    def run_tests(self, program: str, tests: str, planted: str, shard: int = -1) -> str:
+        """The first test of the program (of one of as many shards as jobs) that fails, or ""."""
+        environment = {**os.environ, "FULMEN_NUM_THREADS": "1"}
+        if planted:
+            environment |= {"FULMEN_PLANTED": planted, "GCOV_PREFIX": str(self.counts)}
+        if shard >= 0:
+            environment |= {"GTEST_TOTAL_SHARDS": str(self.jobs), "GTEST_SHARD_INDEX": str(shard)}
+        command = [
+            str(self.programs / PROGRAMS[program] / program),
+            f"--gtest_filter={tests}{NOT_ON_THE_EMULATOR}",
+        ]
+        left = self.ends - time.monotonic()
+        try:
+            done = subprocess.run(
+                [*command, "--gtest_fail_fast", "--gtest_brief=1"],
+                env=environment, capture_output=True, text=True, errors="replace", check=False,
+                timeout=max(0.0, min(TIMEOUT_SECONDS, left)),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            if left < TIMEOUT_SECONDS:
+                raise OutOfTimeError from error
+            return f"{program}, which did not end"
+        if done.returncode == 0:
+            return ""
+        failed = re.search(r"\[  FAILED  \] (\S+)", done.stdout)
+        if failed:
+            return failed.group(1).rstrip(",")
+        return f"{program}, which ended {done.returncode}"
+
+    def as_listed(self, fault: Fault) -> Verdict:
+        """By the tests that the list names for it, one program after the other."""
+        began = time.monotonic()
+        ran = (self.run_tests(program, fault.found_by, fault.name) for program in PROGRAMS)
+        try:
+            found = next((failed for failed in ran if failed), "")
+        except OutOfTimeError:
+            return Verdict(fault, began, None)
+        return Verdict(fault, began, found)
+
+    def failing(self, tests: str, planted: str) -> str | None:
+        """The first of these tests that fails, "" if none does; None: unjudged. Side by side."""
+        runs = [
+            self.pool.submit(self.run_tests, program, tests, planted, shard)
+            for shard in range(self.jobs)
+            for program in PROGRAMS
+        ]
+        try:
+            return next((run.result() for run in as_completed(runs) if run.result()), "")
+        except OutOfTimeError:
+            return None
+        finally:
+            for run in runs:
+                run.cancel()
+
+
 class Verdict:
-    fault: Fault
-    found_by: str  # a test, or what became of the program; "" if nothing saw it
-    seconds: float
+    """What became of a fault. `found_by`: a test, or what became of a program; "": it passed."""
+
+    def __init__(self, fault: Fault, began: float, found_by: str | None) -> None:
+        self.fault = fault
+        self.found_by = found_by  # None: unjudged
+        self.seconds = time.monotonic() - began
+
+    def __str__(self) -> str:
+        said = f"found by {self.found_by}" if self.found_by else "PASSED EVERY TEST"
+        if self.found_by is None:
+            said = "UNJUDGED"
+        return f"{self.fault.name:<32} {self.seconds:6.1f} s  {said}"
 
 
-def run_tests(program: str, tests: str, planted: str) -> str:
-    """The first test of the program that fails; "" if none does."""
-    environment = {**os.environ, "FULMEN_PLANTED": planted, "GCOV_PREFIX": str(BUILD / "uncounted")}
-    if not planted:
-        del environment["FULMEN_PLANTED"]
-    command = [
-        str(BUILD / PROGRAMS[program] / program),
-        f"--gtest_filter={tests}{NOT_ON_THE_EMULATOR}",
-    ]
-    try:
-        done = subprocess.run(
-            [*command, "--gtest_fail_fast", "--gtest_brief=1"],
-            env=environment, capture_output=True, text=True, errors="replace", check=False,
-            timeout=TIMEOUT_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"{program}, which did not end"
-    if done.returncode == 0:
-        return ""
-    failed = re.search(r"\[  FAILED  \] (\S+)", done.stdout)
-    return failed.group(1).rstrip(",") if failed else f"{program}, which ended {done.returncode}"
+def _verdicts(judge: Judge, faults: Sequence[Fault]) -> Iterator[Verdict]:
+    """One a fault, as they come."""
+    passed = []
+    for run in as_completed([judge.pool.submit(judge.as_listed, fault) for fault in faults]):
+        verdict = run.result()
+        if verdict.found_by == "":
+            passed.append(verdict.fault)
+        else:
+            yield verdict
+    for fault in passed:
+        began = time.monotonic()
+        yield Verdict(fault, began, judge.failing("*", fault.name))
 
 
-def judge(fault: Fault) -> Verdict:
-    began = time.monotonic()
-    found = ""
-    for tests in (fault.found_by, "*"):
-        for program in PROGRAMS:
-            found = found or run_tests(program, tests, fault.name)
-        if found:
-            break
-    return Verdict(fault, found, time.monotonic() - began)
-
-
-def run(only: Sequence[str], jobs: int) -> int:
-    faults = read_faults(ROOT)
-    unknown = set(only) - {fault.name for fault in faults}
-    if unknown:
+def run(judge: Judge, only: Sequence[str]) -> int:
+    faults = {fault.name: fault for fault in read_faults(ROOT)}
+    if unknown := set(only) - faults.keys():
         raise SystemExit(f"{FAULTS} has no fault {', '.join(sorted(unknown))}")
-    chosen = [fault for fault in faults if not only or fault.name in only]
-    tests = ":".join(sorted({fault.found_by for fault in chosen}))
-    with ThreadPoolExecutor(jobs) as pool:
-        for failed in pool.map(lambda program: run_tests(program, tests, ""), PROGRAMS):
-            if failed:
-                raise SystemExit(f"{failed} fails with no fault planted")
-        missed = 0
-        for verdict in pool.map(judge, chosen):
-            missed += not verdict.found_by
-            said = f"found by {verdict.found_by}" if verdict.found_by else "PASSED EVERY TEST"
-            print(f"{verdict.fault.name:<32} {verdict.seconds:6.1f} s  {said}", flush=True)
-    print(f"{len(chosen)} faults planted, {missed} passed")
-    return 1 if missed else 0
+    chosen = [faults[name] for name in only] if only else list(faults.values())
+    tests = ":".join(sorted({fault.found_by for fault in chosen})) if only else "*"
+    if failed := judge.failing(tests, ""):
+        raise SystemExit(f"{failed} fails with no fault planted")
+    if failed is None:
+        raise SystemExit("no time for the tests with no fault planted")
+    found = 0
+    for verdict in _verdicts(judge, chosen):
+        found += bool(verdict.found_by)
+        print(verdict, flush=True)
+    print(f"{len(chosen)} faults planted, {found} found")
+    return 0 if found == len(chosen) else 1
 
 
 def main() -> int:
@@ -240,7 +299,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="whether the list fits the kernels")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="only write the planted text")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults")
+    parser.add_argument("--programs", type=Path, metavar="FOLDER", help="build nothing, run these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for the whole run")
     arguments = parser.parse_args()
     if arguments.write:
         write(ROOT, arguments.write)
@@ -249,8 +310,12 @@ def main() -> int:
         findings = check(ROOT)
         print(*findings, f"{len(findings)} finding(s)", sep="\n")
         return 1 if findings else 0
-    build()
-    return run(arguments.only, arguments.jobs)
+    programs = arguments.programs or BUILD
+    if arguments.programs is None:
+        build()
+    ends = time.monotonic() + arguments.seconds
+    with ThreadPoolExecutor(arguments.jobs) as pool, tempfile.TemporaryDirectory() as counts:
+        return run(Judge(programs, pool, arguments.jobs, ends, Path(counts)), arguments.only)
 
 
 if __name__ == "__main__":

@@ -134,13 +134,16 @@ Request with_expression(RandomProblem& random, const Request& forward) {
   return request;
 }
 
-void add_capture_gradients(RandomProblem& random, Request& backward) {
+bool add_capture_gradients(RandomProblem& random, Request& backward) {
+  bool has_any = false;
   for (int index = 0; index < kNumCaptures; ++index) {
     const Tensor& tensor = backward.arrays[capture(index)];
     if (tensor.present() && is_float(tensor.dtype)) {
       backward.arrays[capture_gradient(index)] = random.twin(tensor);
+      has_any = true;
     }
   }
+  return has_any;
 }
 
 std::string expression_text(const Request& request) {

@@ -13,8 +13,9 @@ namespace fulmen::test {
 // than their indices reach, and integers.
 Request with_expression(RandomProblem& random, const Request& forward);
 
-// Asks for the gradients of all floating-point arrays that an expression reads.
-void add_capture_gradients(RandomProblem& random, Request& backward);
+// Asks for the gradients of all floating-point arrays that an expression reads; whether it reads
+// any.
+bool add_capture_gradients(RandomProblem& random, Request& backward);
 
 // The texts of the call's expression.
 std::string expression_text(const Request& request);

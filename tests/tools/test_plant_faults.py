@@ -1,13 +1,18 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""plant_faults.py: what it writes in a fault's place, and which lists it refuses."""
+"""plant_faults.py: what it writes in a fault's place, which lists it refuses, what it says."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 import plant_faults
 from plant_faults import Fault
+from source_tree import ROOT
 
 TEXT = """\
 // SPDX-FileCopyrightText: fulmen contributors
@@ -78,4 +83,68 @@ def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_list_fits_the_kernels() -> None:
-    assert not plant_faults.check(plant_faults.ROOT)
+    assert not plant_faults.check(ROOT)
+
+
+def programs(folder: Path, said: str) -> Path:
+    """Scripts in place of the tests' programs: $1 is the fault's name, $2 the filter."""
+    for program, place in plant_faults.PROGRAMS.items():
+        path = folder / place / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\nset -- "$FULMEN_PLANTED" "$1"\n{said}\n')
+        path.chmod(0o755)
+    return folder
+
+
+def judged(
+    folder: Path, names: list[str], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list[str]]:
+    """The exit status over faults of these names, and the lines that are said."""
+    faults = [fault("n", "0", name) for name in names]
+    monkeypatch.setattr(plant_faults, "read_faults", lambda root: faults)
+    lines: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda line, **_: lines.append(str(line)))
+    with ThreadPoolExecutor(2) as pool:
+        ends = time.monotonic() + seconds
+        return plant_faults.run(plant_faults.Judge(folder, pool, 2, ends, folder), []), lines
+
+
+FINDS = 'case "$1" in here*) echo "[  FAILED  ] Some.Test (1 ms)"; exit 1;; esac'
+
+
+def test_programs_of_any_folder_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = programs(tmp_path, FINDS)
+    status, lines = judged(folder, ["here", "here_too"], 60, monkeypatch)
+    assert status == 0
+    assert lines[-1] == "2 faults planted, 2 found"
+    assert all(line.endswith("found by Some.Test") for line in lines[:-1])
+    status, lines = judged(folder, ["here", "nowhere"], 60, monkeypatch)
+    assert status == 1
+    assert lines[1].startswith("nowhere")
+    assert "PASSED EVERY TEST" in lines[1]
+
+
+def test_all_tests_are_asked_where_the_named_ones_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 'case "$1$2" in x*=\\**) echo "[  FAILED  ] Another.Test (1 ms)"; exit 1;; esac'
+    status, lines = judged(programs(tmp_path, asked), ["x"], 60, monkeypatch)
+    assert status == 0
+    assert lines[0].endswith("found by Another.Test")
+
+
+def test_tests_must_pass_with_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="fails with no fault planted"):
+        judged(programs(tmp_path, "exit 3"), ["here"], 60, monkeypatch)
+    with pytest.raises(SystemExit, match="no time"):
+        judged(programs(tmp_path, ""), ["here"], -1, monkeypatch)
+
+
+def test_what_there_is_no_time_for_is_unjudged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = f'case "$1" in slow) exec sleep 60;; esac\n{FINDS}'
+    status, lines = judged(programs(tmp_path, slow), ["slow", "here"], 3, monkeypatch)
+    assert status == 1
+    assert lines[-1] == "2 faults planted, 1 found"
+    assert any(line.startswith("slow") and line.endswith("UNJUDGED") for line in lines)

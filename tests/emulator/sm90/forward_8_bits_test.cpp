@@ -117,6 +117,15 @@ struct EightBits {
   }
 };
 
+// V, and the byte behind it, as the emulator's checker knows them.
+emulator::GlobalMemory memory_of(const Tensor& v) {
+  emulator::GlobalArray known{"v", v.data, size_bytes(v.dtype)};
+  std::copy_n(v.shape, v.rank, known.extents.begin());
+  std::copy_n(v.strides, v.rank, known.strides.begin());
+  known.margin_bytes = 1;
+  return emulator::GlobalMemory({known});
+}
+
 template <ForwardSm90Config kConfig>
 void run_of_8_bits(const Problem& problem, u32 seed) {
   ForwardArguments arguments{};
@@ -140,11 +149,13 @@ void run_of_8_bits(const Problem& problem, u32 seed) {
   arguments.maps = {map_of(problem.arrays[Array::kQ], 64),
                     map_of(problem.arrays[Array::kK], kConfig.kv_rows), map_of(box),
                     map_of(problem.arrays[Array::kO], 64)};
+  emulator::GlobalMemory memory = memory_of(problem.arrays[Array::kV]);
   emulator::launch({.blocks = static_cast<i32>(blocks * heads),
                     .threads = kValueThreads,
                     .shared_bytes = kConfig.v_bytes(),
                     .seed = seed,
-                    .kernel = "transpose_values_sm90"},
+                    .kernel = "transpose_values_sm90",
+                    .memory = &memory},
                    [&] { transpose_values_sm90<kConfig>(arguments); });
   emulator::launch({.blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2),
                     .threads = kConfig.threads(),
@@ -226,6 +237,10 @@ void expect_close_packed(u32 seed) {
   const i32 offsets[2][5] = {{0, 1, 1, 70, 88}, {0, 33, 33, 250, 299}};
   std::copy_n(offsets[0], 5, static_cast<i32*>(arrays[Array::kCuQ].data));
   std::copy_n(offsets[1], 5, static_cast<i32*>(arrays[Array::kCuKv].data));
+  // NaN behind the last key of a sequence: the next one's first, and what is nobody's.
+  u8* const v = static_cast<u8*>(arrays[Array::kV].data);
+  v[33 * kConfig.d_v + 5] = 0x7f;
+  std::fill_n(v + 299 * kConfig.d_v, kConfig.d_v, u8{0x7f});
   arrays[Array::kSinks] = tensor_of(given.sinks, DType::kFloat32, {4});
   EightBits::fill(arrays[Array::kSinks], [&] { return given.normal(); });
   arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {4, 90});
@@ -284,7 +299,7 @@ TEST(ForwardSm90Of8Bits, ValuesThatAreNaN) {
   EightBits given(1, 20, 120, 128, false, 0.4f);
   given.request.options.causal = true;
   const Tensor& v = given.request.arrays[Array::kV];
-  static_cast<u8*>(v.data)[110 * 128 + 5] = 0x7f;
+  static_cast<u8*>(v.data)[109 * 128 + 5] = 0x7f;
   static_cast<u8*>(v.data)[(120 + 3) * 128 + 77] = 0xff;
   expect_close_of_8_bits<kCausal128>(given, DType::kBFloat16, 3);
 }
