@@ -6,13 +6,16 @@
 #pragma once
 
 #include "../../gpu/kernels/expect_close.h"
+#include "../../gpu/kernels/interpreted_expression.h"
 #include "cpu/backend.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
+#include "gpu/tile_lists.h"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
 #include "kernels/tile_lists/list_tiles.cuh"
+#include "kernels/tile_lists/mask_tiles.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {
@@ -24,6 +27,44 @@ void launch_lists(const TileListsParams& params, u32 seed) {
   emulator::launch({static_cast<i32>(ceil_div(params.num_lists, kThreads / 32)), kThreads, 0, seed,
                     false, "list_tiles_sm90", is_sampled(seed)},
                    [&] { list_tiles_sm90<TileListsConfig{kByKeys}>(params); });
+}
+
+// With the user's expression behind them, as kernels that have one find it.
+template <class Params>
+WithExpression<Params> before_expression(const Problem& problem, const Params& params,
+                                         FaultBytes* faults = nullptr) {
+  if (problem.program == nullptr) return {params, {}};
+  interpreted = &problem;
+  return {params, gpu::expression_params(problem, nullptr, faults)};
+}
+
+// From lists of blocks, or a user's mask, to lists of tiles of `shape`, for a kernel of that
+// config.
+template <bool kByKeys, auto kConfig>
+void fill_lists(const Problem& problem, const TileListsParams& params, const gpu::TileShape& shape,
+                u32 seed) {
+  if constexpr (kConfig.score.blocks) launch_lists<kByKeys>(params, seed);
+  if constexpr (kConfig.score.mask_tiles) {
+    const auto rows = [] {
+      if constexpr (kByKeys)
+        return kConfig.q_rows;
+      else
+        return kConfig.kv_rows;
+    };
+    constexpr MaskTilesConfig kMask{kConfig.dtype,
+                                    kByKeys,
+                                    rows(),
+                                    {.mask_kind = kConfig.score.mask_kind,
+                                     .varlen = kConfig.score.varlen,
+                                     .user = kConfig.score.user}};
+    const gpu::KernelLaunch planned = gpu::fill_tile_lists(problem, kConfig.score, params, shape);
+    EXPECT_EQ(planned.spec.num_threads, kMask.threads());
+    const auto all = before_expression(problem, params, params.attention.faults);
+    emulator::launch(
+        {static_cast<i32>(planned.num_blocks), kMask.threads(), MaskTilesConfig::kSharedBytes, seed,
+         false, "mask_tiles_sm90", is_sampled(seed)},
+        [&] { mask_tiles_sm90<kMask>(all.params); });
+  }
 }
 
 // Returns how many products of matrices it took, if they are to be counted.
@@ -64,15 +105,16 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
         [&] { document_ranges_sm90<kConfig>(arguments); });
   }
   std::vector<u32> words;
-  if constexpr (kConfig.score.blocks) {
-    TileListsParams lists =
-        gpu::tile_lists_params(problem, {kConfig.q_rows(), kConfig.kv_rows, false});
+  if constexpr (kConfig.score.has_tile_lists()) {
+    const gpu::TileShape shape{kConfig.q_rows(), kConfig.kv_rows, false};
+    TileListsParams lists = gpu::tile_lists_params(problem, shape);
     words.assign(static_cast<size_t>(gpu::tile_lists_bytes(problem, lists)) / 4, 0xa5a5a5a5u);
     lists.lists.words = words.data();
     lists.attention.faults = faults;
-    launch_lists<false>(lists, seed);
+    fill_lists<false, kConfig>(problem, lists, shape, seed);
     arguments.params.tile_lists = lists.lists;
   }
+  const auto all = before_expression(problem, arguments, faults);
   const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
   emulator::launch({.blocks = blocks,
                     .threads = kConfig.threads(),
@@ -81,7 +123,7 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
                     .kernel = "forward_sm90",
                     .check = is_sampled(seed),
                     .counters = counts ? &counters : nullptr},
-                   [&] { forward_sm90<kConfig>(arguments); });
+                   [&] { forward_sm90<kConfig>(all.params); });
   EXPECT_EQ(next_block, 0u) << "the next launch would begin elsewhere";
   return counters.products;
 }

@@ -2,15 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The naive and simt kernels with a user's expression, in the emulator, against the scalar oracle
-// over drawn problems and expressions. In place of the text that a plan generates stands one that
-// runs the steps of the oracle, so that one compiled kernel takes every expression: what is tested
-// is where kernels ask, with which pair, and what becomes of the answer. The cases of fulmen verify
-// run the generated text.
+// over drawn problems and expressions. interpreted_expression.h stands in place of the text that a
+// plan generates. And what that text calls.
 #include "../../cpu/drawn_expression.h"
 #include "against_oracle.h"
-#include "core/program.h"
 #include "gpu/expression_text.h"
 #include "gpu/simt/plan.h"
+#include "interpreted_expression.h"
 #include "kernels/naive/naive.cuh"
 #include "kernels/simt/backward_simt_captures.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"
@@ -18,84 +16,7 @@
 #include "kernels/simt/forward_simt.cuh"
 #include "kernels/simt/store_captures.cuh"
 
-namespace fulmen {
-namespace {
-
-const Problem* interpreted;  // that of the launch
-
-// Every step of a goal for a pair, as the oracle has them.
-std::vector<expression::Value> steps_of(const expression::Goal& goal, const ExpressionPair& pair,
-                                        double s) {
-  using expression::Variable;
-  expression::Operands operands;
-  const i64 values[] = {0,      pair.b, pair.h,     pair.hk,    pair.i,
-                        pair.j, pair.p, pair.q_len, pair.kv_len};
-  std::copy(std::begin(values), std::end(values), operands.variables.begin());
-  operands.s = s;
-  operands.scalars = interpreted->scalars.data();
-  operands.captures = &interpreted->arrays[Array::kCapture0];
-  std::vector<expression::Value> steps(interpreted->program->steps.size());
-  evaluate(*interpreted->program, goal, operands, steps.data());
-  return steps;
-}
-
-}  // namespace
-
-template <class Math>
-struct UserExpression {
-  using Real = typename Math::Real;
-  static constexpr i32 kNumDerivatives = 64;
-
-  using Row = ExpressionPair;
-  using Column = ExpressionPair;
-
-  static Row row(const ExpressionParams&, const ExpressionPair& pair, bool&) { return pair; }
-  static Column column(const ExpressionParams&, const Row&, const ExpressionPair& pair, bool&) {
-    return pair;
-  }
-  static Real score(const ExpressionParams& e, const Row& row, const Column& column, Real s,
-                    bool& outside) {
-    return mapped(e, row, column, s, outside).score;
-  }
-  static MappedScore<Real> mapped(const ExpressionParams&, const Row& row, const Column& column,
-                                  Real s, bool&) {
-    const expression::Program& program = *interpreted->program;
-    if (program.score < 0) return {s, 1};
-    const auto steps = steps_of(program.slope_goal, pair_of(row, column), static_cast<double>(s));
-    return {static_cast<Real>(steps[static_cast<size_t>(program.score)].real),
-            static_cast<Real>(steps[static_cast<size_t>(program.slope)].real)};
-  }
-  static bool shows(const ExpressionParams&, const Row& row, const Column& column, bool&) {
-    const expression::Program& program = *interpreted->program;
-    if (program.mask < 0) return true;
-    const auto steps = steps_of(program.mask_goal, pair_of(row, column), 0);
-    return steps[static_cast<size_t>(program.mask)].integer != 0;
-  }
-  template <class Add>
-  static void differentiate(const ExpressionParams& e, const Row& row, const Column& column, Real s,
-                            const Add& add) {
-    i32 n = 0;
-    for (const expression::Derivative& one : interpreted->program->derivatives) {
-      const expression::Step& read = interpreted->program->step(one.read);
-      if (e.sums[read.index] != nullptr) {
-        const auto steps = steps_of(one.goal, pair_of(row, column), static_cast<double>(s));
-        const Tensor sums =
-            expression::contiguous(interpreted->arrays[capture_gradient(read.index)]);
-        add(n, read.index, expression::offset_of(read, steps.data(), sums),
-            static_cast<Real>(steps[static_cast<size_t>(one.value)].real));
-      }
-      ++n;
-    }
-  }
-
- private:
-  static ExpressionPair pair_of(Row row, const Column& column) {
-    row.j = column.j;
-    return row;
-  }
-};
-
-namespace test {
+namespace fulmen::test {
 namespace {
 
 constexpr UserTerms kBothTerms{.score = true, .mask = true};
@@ -259,5 +180,4 @@ INSTANTIATE_TEST_SUITE_P(All, ExpressionOnHost, testing::ValuesIn(kFamilies),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace test
-}  // namespace fulmen
+}  // namespace fulmen::test
