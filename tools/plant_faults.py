@@ -216,6 +216,8 @@ class Judge:
             return f"{program}, which did not end"
         if done.returncode == 0:
             return ""
+        if "faults.toml has no such fault" in done.stderr:  # planted.cpp
+            raise SystemExit(f"{program} was built without the fault {planted}")
         failed = re.search(r"\[  FAILED  \] (\S+)", done.stdout)
         if failed:
             return failed.group(1).rstrip(",")

@@ -177,11 +177,13 @@ bool is_unused(const Tensor& rows, const i64* at) {
 
 }  // namespace
 
-Request quantised(RandomProblem& random, const Request& given, DType dtype) {
+Request quantised(RandomProblem& random, const Request& given, DType dtype, bool with_q) {
   Request request = given;
   const double spread = dtype == DType::kInt8 ? 40 : random.one_of({0.05, 1.0, 100.0});
   for (const auto& [array, scale_array] :
-       {std::pair{Array::kK, Array::kKScale}, std::pair{Array::kV, Array::kVScale}}) {
+       {std::pair{Array::kQ, Array::kQScale}, std::pair{Array::kK, Array::kKScale},
+        std::pair{Array::kV, Array::kVScale}}) {
+    if (array == Array::kQ && !with_q) continue;
     const Tensor& wide = given.arrays[array];
     std::vector<i64> shape(wide.shape, wide.shape + wide.rank);
     const Tensor narrow = random.array(dtype, shape);

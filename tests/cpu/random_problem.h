@@ -181,8 +181,8 @@ class RandomProblem {
 Request to_backward(RandomProblem& random, const Request& forward, unsigned need);
 
 // The same forward call over keys and values of a type of 8 bits, with scales of drawn extents.
-// What was NaN stays so, by its scale where the type has none.
-Request quantised(RandomProblem& random, const Request& given, DType dtype);
+// What was NaN stays so, by its scale where the type has none. with_q: over such queries as well.
+Request quantised(RandomProblem& random, const Request& given, DType dtype, bool with_q = false);
 
 // The same call with lists of blocks of 64 or 128 rows and keys, of drawn extents: entries in any
 // order, some twice, some -1.

@@ -140,6 +140,14 @@ def test_tests_must_pass_with_no_fault(tmp_path: Path, monkeypatch: pytest.Monke
         judged(programs(tmp_path, ""), ["here"], -1, monkeypatch)
 
 
+def test_programs_of_another_list_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = 'case "$1" in new) echo "$1: faults.toml has no such fault" >&2; exit 2;; esac'
+    with pytest.raises(SystemExit, match="emulator_sm80_test was built without the fault new"):
+        judged(programs(tmp_path, older), ["new"], 60, monkeypatch)
+
+
 def test_what_there_is_no_time_for_is_unjudged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,25 +133,19 @@ TEST(Sm90BackwardOnHost, Options) {
   expect_agreement<kWideOptions>(1001, 2, false);
 }
 
-// The first request from `seed` on, not packed, that has at least as many rows and keys, and at
-// most two heads. `change` makes of it what a test is about.
-template <Kernels kKernels>
-void expect_agreement_of_rows(unsigned seed, i64 rows, const auto& change) {
-  for (;; ++seed) {
-    RandomProblem random(seed);
-    Request request = drawn_request<kKernels>(random, rows + 60);
-    const Tensor &q = request.arrays[Array::kQ], &k = request.arrays[Array::kK];
-    if (q.rank != 4 || q.shape[0] * q.shape[1] > 2) continue;
-    if (q.shape[2] < rows || k.shape[2] < rows) continue;
-    change(request, random);
-    if (!is_for<kKernels>(request, random)) continue;
-    return expect_agreement<kKernels>(request, random, seed, false);
-  }
-}
-
 // Causal, aligned to the top left: the last blocks of keys are for the second warpgroup's rows.
 TEST(Sm90BackwardOnHost, BlocksOfKeysForOtherRows) {
   expect_agreement_of_rows<kCapped>(1100, 130, [](Request& request, RandomProblem&) {
+    request.options.causal = true;
+    request.options.alignment = Alignment::kTopLeft;
+    request.options.prefix = 0;
+    request.options.window_right = kNoLimit;
+  });
+}
+
+// The same, whose bias comes in tiles.
+TEST(Sm90BackwardOnHost, BlocksOfKeysForOtherRowsWithTheirBias) {
+  expect_agreement_of_rows<kBiasTiles>(1150, 130, [](Request& request, RandomProblem&) {
     request.options.causal = true;
     request.options.alignment = Alignment::kTopLeft;
     request.options.prefix = 0;

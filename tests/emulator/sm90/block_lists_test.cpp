@@ -68,6 +68,54 @@ TEST(Sm90ListsOnHost, HiddenDoesNotShow) {
   expect_lists_agree<kListedSequences>(601, 5, true);
 }
 
+// Every block is listed, so that intervals alone cut tiles: several of each row's.
+template <ForwardSm90Config kConfig>
+void expect_intervals_agree(unsigned seed, i64 window_left) {
+  for (;; ++seed) {
+    RandomProblem random(seed);
+    Request request = HopperRequest(random, kConfig, 300).request;
+    const Tensor &q = request.arrays[Array::kQ], &k = request.arrays[Array::kK];
+    if (q.rank != 4 || q.shape[2] < 150 || k.shape[2] < 250) continue;
+    request.options.causal = true;
+    request.options.prefix = request.options.chunk = 0;
+    request.options.window_right = kNoLimit;
+    request.options.window_left = window_left;
+    request.options.block_q = request.options.block_kv = 64;
+    const i64 keys = ceil_div(k.shape[2], 64);
+    const Tensor lists = random.array(DType::kInt32, {1, 1, ceil_div(q.shape[2], 64), keys});
+    RandomProblem::for_each(lists, [&](const i64* at) {
+      store_bytes(RandomProblem::address(lists, at), static_cast<i32>(at[3]));
+    });
+    request.arrays[Array::kBlocks] = lists;
+    return expect_agreement<kConfig>(request, random, seed);
+  }
+}
+
+TEST(Sm90ListsOnHost, IntervalsCutListedTiles) {
+  expect_intervals_agree<kListedCausal>(701, kNoLimit);
+  expect_intervals_agree<kListedSequences>(801, 70);
+}
+
+// An id that names no block is told, and is as if it were not there.
+TEST(Sm90ListsOnHost, AnIdOfNoBlockIsTold) {
+  for (const i32 bad : {4, -2}) {
+    RandomProblem random(9);
+    Request request = HopperRequest(random, kListed, 64).request;
+    const i64 keys = request.arrays[Array::kK].shape[2];
+    request.options.block_q = request.options.block_kv = 64;
+    const std::vector<i64> ids{0, bad * ceil_div(keys, 64)};
+    Tensor lists = random.indices(DType::kInt64, ids);
+    lists.rank = 4;
+    const i64 shape[4] = {1, 1, 1, 2}, strides[4] = {0, 0, 0, 1};
+    std::copy_n(shape, 4, lists.shape);
+    std::copy_n(strides, 4, lists.strides);
+    request.arrays[Array::kBlocks] = lists;
+    FaultBytes faults{};
+    run_forward<kListed>(validate(request, Pointers::kUnknown), 1, false, &faults);
+    EXPECT_EQ(faults.bits(), u32{kFaultBlocks}) << bad;
+  }
+}
+
 // Rows of which lists leave nothing take one attempt, as others do; blocks that nobody lists take
 // no products.
 TEST(Sm90ListsOnHost, WhatIsNotListedTakesNoProducts) {
@@ -96,6 +144,33 @@ TEST(Sm90ListsOnHost, WhatIsNotListedTakesNoProducts) {
   const u64 few = products({0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 2, -1, -1, -1});
   EXPECT_EQ(2 * half, all);
   EXPECT_EQ(32 * few, 6 * all) << "two blocks, and a tile for each tile of rows without any";
+}
+
+// Rows of a tile behind the last list meet nothing, whatever was in memory before.
+TEST(Sm90ListsOnHost, RowsBehindTheLastListMeetNothing) {
+  RandomProblem random(8);
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool is_key = array == Array::kK || array == Array::kV;
+    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, is_key ? 512 : 64, 64});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 64});
+  request.options.scale = kNan;
+  request.options.block_q = request.options.block_kv = 64;
+  const auto products = [&](std::vector<i64> ids) {
+    Tensor lists = random.indices(DType::kInt64, ids);
+    lists.rank = 4;
+    const i64 shape[4] = {1, 1, 1, 8}, strides[4] = {8, 8, 8, 1};
+    std::copy_n(shape, 4, lists.shape);
+    std::copy_n(strides, 4, lists.strides);
+    request.arrays[Array::kBlocks] = lists;
+    constexpr ForwardSm90Config kPlain{
+        .d_qk = 64, .d_v = 64, .kv_rows = 64, .stage_output = false, .score = {.blocks = true}};
+    return run_forward<kPlain>(validate(request, Pointers::kChecked), 1, true);
+  };
+  EXPECT_EQ(8 * products({-1, 1, -1, -1, -1, -1, -1, -1}), products({0, 1, 2, 3, 4, 5, 6, 7}));
 }
 
 }  // namespace

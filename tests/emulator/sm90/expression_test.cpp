@@ -3,6 +3,8 @@
 //
 // The Hopper kernels with a user's score and mask, against the scalar oracle, over drawn problems
 // and expressions: pair by pair, and with the tiles that a mask leaves.
+#include "core/expression.h"
+
 #include "launch_backward.h"
 
 namespace fulmen::test {
@@ -63,6 +65,50 @@ TEST(Sm90ExpressionsOnHost, Backward) {
   expect_agreement<kMaskGradients>(1101, 4, false, 260);
   expect_agreement<kBothGradients>(1201, 4, false, 260);
   expect_agreement<kBothGradients>(1301, 2, true, 260);
+}
+
+// Masks that hide one row or key of a tile, a half of it, all of it, and other tiles of another
+// head.
+constexpr const char* kMasks[] = {"j != 37",
+                                  "i != 41",
+                                  "j % 64 < 32 or i % 64 < 32",
+                                  "j % 64 >= 32 and i % 64 >= 32",
+                                  "i // 64 != 1 or j < 64",
+                                  "h == 0 or j // 64 != 1"};
+
+void set_mask(Request& request, const char* mask) {
+  request.options.expression = expression::make(nullptr, mask, {});
+  for (int n = 0; n < kNumCaptures; ++n) request.arrays[capture(n)] = Tensor{};
+  request.options.scalar0 = 0;
+}
+
+TEST(Sm90ExpressionsOnHost, TilesOfMasks) {
+  unsigned seed = 401;
+  for (const char* const mask : kMasks) {
+    for (bool is_long = false; !is_long; ++seed) {
+      RandomProblem random(seed);
+      Request request = HopperRequest(random, kTilesOfMask, 300).request;
+      const Tensor &q = request.arrays[Array::kQ], &k = request.arrays[Array::kK];
+      is_long =
+          q.shape[2] > 130 && k.shape[2] > 190 && q.shape[0] * q.shape[1] <= 4 && q.shape[1] > 1;
+      if (!is_long) continue;
+      request.options.causal = false;
+      request.options.window_left = request.options.window_right = kNoLimit;
+      request.options.prefix = request.options.chunk = 0;
+      set_mask(request, mask);
+      SCOPED_TRACE(mask);
+      expect_agreement<kTilesOfMask>(request, random, seed);
+    }
+  }
+}
+
+TEST(Sm90ExpressionsOnHost, GradientsOfTilesOfMasks) {
+  unsigned seed = 1401;
+  for (const char* const mask : kMasks) {
+    SCOPED_TRACE(mask);
+    expect_agreement_of_rows<kMaskGradients>(
+        seed += 40, 140, [&](Request& request, RandomProblem&) { set_mask(request, mask); });
+  }
 }
 
 }  // namespace

@@ -287,4 +287,20 @@ void expect_agreement(unsigned first, int count, bool unusual,
   }
 }
 
+// The first request from `seed` on, not packed, that has at least as many rows and keys, and at
+// most two heads. `change` makes of it what a test is about.
+template <Kernels kKernels>
+void expect_agreement_of_rows(unsigned seed, i64 rows, const auto& change) {
+  for (;; ++seed) {
+    RandomProblem random(seed);
+    Request request = drawn_request<kKernels>(random, rows + 60);
+    const Tensor &q = request.arrays[Array::kQ], &k = request.arrays[Array::kK];
+    if (q.rank != 4 || q.shape[0] * q.shape[1] > 2) continue;
+    if (q.shape[2] < rows || k.shape[2] < rows) continue;
+    change(request, random);
+    if (!is_for<kKernels>(request, random)) continue;
+    return expect_agreement<kKernels>(request, random, seed, false);
+  }
+}
+
 }  // namespace fulmen::test

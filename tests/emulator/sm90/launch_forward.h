@@ -20,12 +20,21 @@
 
 namespace fulmen::test {
 
-// From lists of blocks to lists of tiles.
+// From lists of blocks to lists of tiles, of so many bytes.
 template <bool kByKeys>
-void launch_lists(const TileListsParams& params, u32 seed) {
+void launch_lists(const TileListsParams& params, i64 bytes, u32 seed) {
   constexpr i32 kThreads = TileListsConfig::kThreads;
-  emulator::launch({static_cast<i32>(ceil_div(params.num_lists, kThreads / 32)), kThreads, 0, seed,
-                    false, "list_tiles_sm90", is_sampled(seed)},
+  emulator::GlobalArray words{"words", params.lists.words, i64{sizeof(u32)}};
+  words.extents[3] = bytes / i64{sizeof(u32)};
+  words.strides[3] = 1;
+  words.writable = true;
+  words.initialised = kByKeys;  // zeros
+  emulator::GlobalMemory memory({words});
+  emulator::launch({.blocks = ceil_div(params.num_lists, kThreads / 32),
+                    .threads = kThreads,
+                    .seed = seed,
+                    .kernel = "list_tiles_sm90",
+                    .memory = &memory},
                    [&] { list_tiles_sm90<TileListsConfig{kByKeys}>(params); });
 }
 
@@ -43,7 +52,8 @@ WithExpression<Params> before_expression(const Problem& problem, const Params& p
 template <bool kByKeys, auto kConfig>
 void fill_lists(const Problem& problem, const TileListsParams& params, const gpu::TileShape& shape,
                 u32 seed) {
-  if constexpr (kConfig.score.blocks) launch_lists<kByKeys>(params, seed);
+  if constexpr (kConfig.score.blocks)
+    launch_lists<kByKeys>(params, gpu::tile_lists_bytes(problem, params), seed);
   if constexpr (kConfig.score.mask_tiles) {
     const auto rows = [] {
       if constexpr (kByKeys)

@@ -9,6 +9,7 @@
 #include "gpu/expression_text.h"
 #include "gpu/simt/plan.h"
 #include "interpreted_expression.h"
+#include "kernels/common/fast_score_mod.cuh"
 #include "kernels/naive/naive.cuh"
 #include "kernels/simt/backward_simt_captures.cuh"
 #include "kernels/simt/backward_simt_dkdv.cuh"
@@ -174,6 +175,82 @@ TEST_P(ExpressionOnHost, GradientsAgreeWithTheOracle) {
                [&] { store_captures<FmaConfig{.dtype = kWide}>(ends); });
     expect_close(actual, expected, outputs_of(Operation::kBackward), seed);
   }
+}
+
+// In a kernel, since instructions are the emulator's.
+template <class Check>
+void check_calls(const Check& check) {
+  emulator::launch({.blocks = 1, .threads = 32, .kernel = "calls"}, [&] {
+    if (ptx::thread_index() == 0) check();
+  });
+}
+
+TEST(ExpressionCalls, FunctionsOfBothKindsOfMath) {
+  check_calls([] {
+    for (const float x : {0.01f, 0.4f, 1.5f, 7.f}) {
+      const auto expect = [x](double got, double expected) {
+        EXPECT_NEAR(got, expected, 2e-6 * (1 + std::abs(expected))) << x;
+      };
+      const auto expect_all = [&]<class Math>(Math) {
+        const double wide = static_cast<double>(x);
+        expect(Math::exp(x), std::exp(wide));
+        expect(Math::log(x), std::log(wide));
+        expect(Math::tanh(x), std::tanh(wide));
+        expect(Math::sqrt(x), std::sqrt(wide));
+        expect(Math::abs(-x), wide);
+        expect(Math::quotient(3.f, x), 3 / wide);
+      };
+      expect_all(FastMath<float>{});
+      expect_all(AccurateMath<float>{});
+    }
+  });
+}
+
+TEST(ExpressionCalls, BoundsAndFloors) {
+  check_calls([] {
+    EXPECT_EQ(least_of(2.f, 3.f), 2);
+    EXPECT_EQ(most_of(2.f, 3.f), 3);
+    for (const float other : {-1.f, 1.f}) {
+      EXPECT_TRUE(std::isnan(least_of(other, float{kNan})));
+      EXPECT_TRUE(std::isnan(least_of(float{kNan}, other)));
+      EXPECT_TRUE(std::isnan(most_of(other, float{kNan})));
+      EXPECT_TRUE(std::isnan(most_of(float{kNan}, other)));
+    }
+    EXPECT_EQ(bounded(-5, -3, 4), -3);
+    EXPECT_EQ(bounded(9, -3, 4), 4);
+    EXPECT_EQ(bounded(2, -3, 4), 2);
+    EXPECT_EQ(floor_of(-1.5f), -2);
+    EXPECT_EQ(floor_of(-2.f), -2);
+    EXPECT_EQ(floor_of(1.75), 1);
+    EXPECT_EQ(floor_of(double{kNan}), 0);
+    EXPECT_EQ(floor_of(1e30f), std::numeric_limits<i64>::max());
+    EXPECT_EQ(floor_of(-1e30), std::numeric_limits<i64>::min());
+  });
+}
+
+TEST(ExpressionCalls, ReadsStayInsideAndSayWhereTheyWouldNot) {
+  check_calls([] {
+    const float numbers[] = {1, 2, 3, 4, 5, 6};
+    const f16 halves[] = {to_f16(0.5f), to_f16(-8.f)};
+    const auto view = [](const void* data, DType dtype) {
+      return ArrayView{static_cast<u8*>(const_cast<void*>(data)), {0, 0, 3, 1}, dtype};
+    };
+    ExpressionParams e{};
+    e.captures[0] = view(numbers, DType::kFloat32);
+    e.captures[1] = view(halves, DType::kFloat16);
+    std::copy_n(std::array<i64, 4>{1, 1, 2, 3}.begin(), 4, e.extents[0]);
+    bool outside = false;
+    EXPECT_EQ(inside<i32>(e, 0, 2, i64{1}, outside) * stride<i32>(e, 0, 2), 3);
+    EXPECT_EQ(inside<i32>(e, 0, 3, 2, outside) * stride<i32>(e, 0, 3), 2);
+    EXPECT_FALSE(outside);
+    EXPECT_EQ(inside<i64>(e, 0, 3, -1, outside), 0);
+    EXPECT_TRUE(outside);
+    outside = false;
+    EXPECT_EQ(inside<i64>(e, 0, 3, i64{1} << 40, outside), extent<i64>(e, 0, 3) - 1);
+    EXPECT_TRUE(outside);
+    EXPECT_EQ((real_element<float, double>(e, 0, 5)), 6);
+    EXPECT_EQ((real_element<f16, float>(e, 1, i64{1})), -8);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExpressionOnHost, testing::ValuesIn(kFamilies),

@@ -150,12 +150,13 @@ u32 run_indexer(const IndexerProblem& problem, u32 seed) {
   return faults.bits();
 }
 
-// Few keys are kept, so that they are sorted out several times.
+// Few keys are kept, so that they are sorted out several times. is_one: which are meant.
 template <DType kQ, DType kK, i32 kCapacity>
-void expect_choices(unsigned first_seed, i64 most_topk) {
-  for (unsigned seed = first_seed; seed < first_seed + static_cast<unsigned>(num_drawn(8));
-       ++seed) {
+void expect_choices(unsigned seed, i64 most_topk, u32 count, const auto& is_one) {
+  for (; count > 0; ++seed) {
     DrawnIndexer drawn(seed, kQ, kK, most_topk);
+    if (!is_one(drawn)) continue;
+    --count;
     const IndexerProblem problem = validate_indexer(drawn.given);
     const u32 faults = run_indexer<IndexerConfig{kQ, kK, kCapacity}>(problem, seed);
     ASSERT_EQ(drawn.wrong(drawn.given.indices), "") << "seed " << seed;
@@ -166,12 +167,33 @@ void expect_choices(unsigned first_seed, i64 most_topk) {
     ASSERT_EQ(drawn.wrong(on_cpu.indices), "") << "on the CPU, seed " << seed;
   }
 }
+template <DType kQ, DType kK, i32 kCapacity>
+void expect_choices(unsigned first_seed, i64 most_topk) {
+  expect_choices<kQ, kK, kCapacity>(first_seed, most_topk, num_drawn(8),
+                                    [](const DrawnIndexer&) { return true; });
+}
 
 TEST(IndexerKernel, ChoosesWhatTheDefinitionChooses) {
   expect_choices<DType::kBFloat16, DType::kBFloat16, 256>(1, 100);
   expect_choices<DType::kFloat16, DType::kFloat8E4M3, 256>(101, 20);
   expect_choices<DType::kFloat8E4M3, DType::kFloat8E4M3, 256>(201, 100);
   expect_choices<DType::kFloat32, DType::kFloat32, 512>(301, 250);
+}
+
+// Of more keys than are kept, most of which are among the best.
+TEST(IndexerKernel, SortsOutSeveralTimes) {
+  expect_choices<DType::kBFloat16, DType::kBFloat16, 256>(
+      401, 120, 2, [](const DrawnIndexer& drawn) {
+        return drawn.topk > 80 && *std::ranges::max_element(drawn.lengths) > 400;
+      });
+}
+
+TEST(IndexerKernel, EachKeyHasItsScale) {
+  expect_choices<DType::kFloat16, DType::kFloat8E4M3, 256>(
+      501, 20, 2, [](const DrawnIndexer& drawn) {
+        return drawn.given.k_scale.present() && drawn.page_size != 1 && drawn.topk > 5 &&
+               *std::ranges::max_element(drawn.lengths) > 60;
+      });
 }
 
 TEST(IndexerKernel, CapacityHoldsTheChosenAndATile) {

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The naive and simt kernels over keys and values of 8 bits, in the emulator, against the scalar
-// oracle over drawn problems, with each type of keys beside one of queries.
+// oracle over drawn problems, with each type of keys beside one of queries; and over queries of 8
+// bits.
 #include "against_oracle.h"
 #include "gpu/simt/plan.h"
 #include "kernels/naive/naive.cuh"
@@ -11,11 +12,11 @@
 namespace fulmen::test {
 namespace {
 
-constexpr FmaConfig naive_of(DType dtype, DType quantised, bool caches) {
-  return {.dtype = dtype, .caches = caches, .quantised = quantised};
+constexpr FmaConfig naive_of(DType dtype, DType quantised, bool caches, bool with_q = false) {
+  return {.dtype = dtype, .caches = caches, .quantised = quantised, .quantised_q = with_q};
 }
 
-constexpr FmaConfig simt_of(DType dtype, DType quantised, bool caches) {
+constexpr FmaConfig simt_of(DType dtype, DType quantised, bool caches, bool with_q = false) {
   return {.dtype = dtype,
           .num_threads = 64,
           .rows = 16,
@@ -23,7 +24,8 @@ constexpr FmaConfig simt_of(DType dtype, DType quantised, bool caches) {
           .max_dim_qk = 96,
           .max_dim_v = 96,
           .caches = caches,
-          .quantised = quantised};
+          .quantised = quantised,
+          .quantised_q = with_q};
 }
 
 template <FmaConfig kConfig>
@@ -44,6 +46,7 @@ struct Kernel {
   DType dtype, quantised;
   bool caches;
   void (*run)(const AttentionParams& p, KernelRun& run);
+  bool with_q = false;
 };
 
 constexpr DType kE4M3 = DType::kFloat8E4M3, kE5M2 = DType::kFloat8E5M2, kInt8 = DType::kInt8;
@@ -57,6 +60,8 @@ const Kernel kKernels[] = {
     {"simt_e4m3_caches", kBF16, kE4M3, true, run_simt<simt_of(kBF16, kE4M3, true)>},
     {"simt_e5m2_caches", kF16, kE5M2, true, run_simt<simt_of(kF16, kE5M2, true)>},
     {"simt_int8", kBF16, kInt8, false, run_simt<simt_of(kBF16, kInt8, false)>},
+    {"naive_all_e5m2", kF32, kE5M2, false, run_naive<naive_of(kF32, kE5M2, false, true)>, true},
+    {"simt_all_e4m3", kF32, kE4M3, false, run_simt<simt_of(kF32, kE4M3, false, true)>, true},
 };
 
 class QuantisedOnHost : public testing::TestWithParam<Kernel> {};
@@ -69,7 +74,7 @@ TEST_P(QuantisedOnHost, AgreesWithTheOracle) {
     const Request wide = kernel.caches ? random.draw_cache() : random.draw();
     if (wide.arrays[Array::kQ].dtype != kernel.dtype) continue;
     --left;
-    const Request expected = quantised(random, wide, kernel.quantised);
+    const Request expected = quantised(random, wide, kernel.quantised, kernel.with_q);
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     KernelRun run{memory_of(actual), seed};
