@@ -11,6 +11,7 @@ A page holds a part between two comments, the first of which says what it is:
     <!-- begin generated: records FILE KEY ... -->   these fields of its records, one a line
     <!-- begin generated: rungs FILE -->             a row a rung, its times by shape
     <!-- begin generated: verified FILE LANGUAGE --> what a record of `fulmen verify` says
+    <!-- begin generated: planted FILE LANGUAGE --> what a record of planted faults says
     <!-- begin generated: c-api -->                  the reference of fulmen.h
     <!-- begin generated: decisions -->              the table of what lies in docs/decisions
     <!-- begin generated: call-path CALL -->         the files of tools/call_path.txt that a warm
@@ -104,6 +105,8 @@ def text_of(what: str) -> str:
         return results_table.caches(*words)
     if kind == "verified":
         return verified.sentence(*words)
+    if kind == "planted":
+        return verified.planted(*words)
     if kind == "c-api":
         return api_reference.markdown(api_reference.HEADER.read_text(encoding="utf-8")).rstrip()
     if kind == "call-path":

@@ -5,6 +5,7 @@
     plant_faults.py [--only NAME...] [--jobs N]    builds the preset `audit` and runs its tests
     plant_faults.py --programs FOLDER              runs those in a copy of the build's folder, and
                                                    builds nothing: on a machine with more cores
+    plant_faults.py --record FILE                  writes what became of them, by names, for a page
     plant_faults.py --check                        each old text is there, once
     plant_faults.py --write FOLDER                 the kernels' text, with every fault in it
 
@@ -18,6 +19,8 @@ where they pass all others, side by side. With none planted the same tests must 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
 import re
 import subprocess
@@ -29,10 +32,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
 from source_tree import ROOT, Finding
+from verified import digest_of_kernels
 
 FAULTS = Path("tests/emulator/planted/faults.toml")
 KERNELS = Path("src/kernels")
@@ -257,6 +262,12 @@ class Verdict:
         self.found_by = found_by  # None: unjudged
         self.seconds = time.monotonic() - began
 
+    @property
+    def outcome(self) -> str:
+        if self.found_by is None:
+            return "unjudged"
+        return "found" if self.found_by else "passed"
+
     def __str__(self) -> str:
         said = f"found by {self.found_by}" if self.found_by else "PASSED EVERY TEST"
         if self.found_by is None:
@@ -278,7 +289,33 @@ def _verdicts(judge: Judge, faults: Sequence[Fault]) -> Iterator[Verdict]:
         yield Verdict(fault, began, judge.failing("*", fault.name))
 
 
-def run(judge: Judge, only: Sequence[str]) -> int:
+def commit() -> str:
+    """Of this tree; "" where programs run in a copy of a part of it."""
+    asked = ["git", "rev-parse", "--short=12", "HEAD"]
+    try:
+        said = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return said.stdout.strip()
+
+
+def record_of(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """What a page says of a run, as `fulmen verify --record` has it."""
+    names: dict[str, list[str]] = {"found": [], "passed": [], "unjudged": []}
+    for verdict in verdicts:
+        names[verdict.outcome].append(verdict.fault.name)
+    return {
+        "commit": commit(),
+        "kernels": digest_of_kernels(ROOT),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "planted": len(verdicts),
+        "found": len(names["found"]),
+        "passed": sorted(names["passed"]),
+        "unjudged": sorted(names["unjudged"]),
+    }
+
+
+def run(judge: Judge, only: Sequence[str], record: Path | None = None) -> int:
     faults = {fault.name: fault for fault in read_faults(ROOT)}
     if unknown := set(only) - faults.keys():
         raise SystemExit(f"{FAULTS} has no fault {', '.join(sorted(unknown))}")
@@ -288,12 +325,18 @@ def run(judge: Judge, only: Sequence[str]) -> int:
         raise SystemExit(f"{failed} fails with no fault planted")
     if failed is None:
         raise SystemExit("no time for the tests with no fault planted")
-    found = 0
+    verdicts = []
     for verdict in _verdicts(judge, chosen):
-        found += bool(verdict.found_by)
+        verdicts.append(verdict)
         print(verdict, flush=True)
-    print(f"{len(chosen)} faults planted, {found} found")
-    return 0 if found == len(chosen) else 1
+    outcome = record_of(verdicts)
+    if record is not None:
+        record.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
+    for kind in ("passed", "unjudged"):
+        if outcome[kind]:
+            print(f"{kind}: {', '.join(outcome[kind])}")
+    print(f"{outcome['planted']} faults planted, {outcome['found']} found")
+    return 0 if outcome["found"] == outcome["planted"] else 1
 
 
 def main() -> int:
@@ -304,6 +347,7 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, metavar="FOLDER", help="build nothing, run these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for the whole run")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="what became of them, as JSON")
     arguments = parser.parse_args()
     if arguments.write:
         write(ROOT, arguments.write)
@@ -317,7 +361,8 @@ def main() -> int:
         build()
     ends = time.monotonic() + arguments.seconds
     with ThreadPoolExecutor(arguments.jobs) as pool, tempfile.TemporaryDirectory() as counts:
-        return run(Judge(programs, pool, arguments.jobs, ends, Path(counts)), arguments.only)
+        judge = Judge(programs, pool, arguments.jobs, ends, Path(counts))
+        return run(judge, arguments.only, arguments.record)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The record of `fulmen verify --backend cuda --record`: as a sentence, and whether it is of the
-kernels that are there.
+"""Records of runs that a page quotes: each as a sentence, and whether it is of the kernels that are
+there.
 
-Used by docs_tables.py, which writes the sentence into the README. A record is renewed on a machine
-with a GPU; that it is of other kernels is said, and no failure.
+Used by docs_tables.py, which writes the sentences: of `fulmen verify --backend cuda --record` into
+the README, of `tools/plant_faults.py --record` into the emulator's page. The former is renewed on a
+machine with a GPU; that it is of other kernels is said, and no failure.
 """
 
 from __future__ import annotations
@@ -34,6 +35,21 @@ WORDS = {
         "all": "全部",
         "left": "；{not_run} 个没有运行",
         "card": "{}",
+    },
+}
+
+PLANTED = {
+    "en": {
+        "ran": "The last run of all (commit {commit}, {date}): {planted} faults planted, {found} "
+        "found{passed}{unjudged}.",
+        "passed": "; no test sees {}",
+        "unjudged": "; there was no time for {}",
+    },
+    "zh": {
+        "ran": "最近一次全部运行（提交 {commit}，{date}）：植入 {planted} 个错误，发现 {found} 个"
+        "{passed}{unjudged}。",
+        "passed": "；没有测试发现 {}",
+        "unjudged": "；{} 没有来得及判断",
     },
 }
 
@@ -86,6 +102,14 @@ def sentence(name: str, language: str) -> str:
         failed=f"{record['failed'] - crowded:,}",
         skipped=f"{record['skipped']:,}",
     )
+
+
+def planted(name: str, language: str) -> str:
+    """What a record of planted faults says, for readers."""
+    record, words = read(name), PLANTED[language]
+    named = {kind: ", ".join(f"`{x}`" for x in record[kind]) for kind in ("passed", "unjudged")}
+    left = {kind: words[kind].format(names) if names else "" for kind, names in named.items()}
+    return words["ran"].format(**{**record, **left})
 
 
 def note(name: str) -> str:

@@ -47,7 +47,8 @@ def mla_indexer(
             page_table a pool, (page, 1, row of the page, dim).
         weights: as q without its last axis: float32, float16 or bfloat16. Scales of q belong into
             them.
-        topk: how many keys of a row, at most: any number; on a GPU up to 4096.
+        topk: how many keys of a row, at most: any number; on a GPU up to 4096
+            (3175 on compute capability 7.5).
         page_table: (batch, page of the request), or (page,) for all: int32 or int64.
         kv_lengths: (batch,) keys of each request. None: all.
         causal: row i sees the keys up to its own, where the last row stands at the last key.

@@ -41,30 +41,30 @@ void expect_tiles_agree(RandomProblem& random, const Request& expected, unsigned
 }
 
 TEST_P(BlockLists, TilesAgreeWithTheOracle) {
-  for (unsigned part = 0; part < 30; ++part) {
-    const unsigned seed = 110000 + GetParam() * 30 + part;
+  for (unsigned part = 0; part < 10; ++part) {
+    const unsigned seed = 110000 + GetParam() * 10 + part;
     RandomProblem random(seed);
-    Request request = part % 3 == 2 ? random.draw_cache() : random.draw();
-    if (part % 4 == 3) request = with_expression(random, request);
+    Request request = seed % 3 == 2 ? random.draw_cache() : random.draw();
+    if (seed % 4 == 3) request = with_expression(random, request);
     expect_tiles_agree(random, with_blocks(random, request), seed);
   }
 }
 
 TEST_P(BlockLists, TilesAgreeWithTheOracleBackward) {
-  for (unsigned part = 0; part < 30; ++part) {
-    const unsigned seed = 120000 + GetParam() * 30 + part;
+  for (unsigned part = 0; part < 10; ++part) {
+    const unsigned seed = 120000 + GetParam() * 10 + part;
     RandomProblem random(seed);
     Request request = random.draw();
-    if (part % 4 == 3) request = with_expression(random, request);
+    if (seed % 4 == 3) request = with_expression(random, request);
     const Request forward = with_blocks(random, request);
     cpu::scalar_forward(validate(forward, Pointers::kChecked));
     Request backward = to_backward(random, forward, 31);
-    if (part % 4 == 3) add_capture_gradients(random, backward);
+    if (seed % 4 == 3) add_capture_gradients(random, backward);
     expect_tiles_agree(random, backward, seed);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Drawn, BlockLists, testing::Range(0u, 4u));
+INSTANTIATE_TEST_SUITE_P(Drawn, BlockLists, testing::Range(0u, 12u));
 
 // The boolean mask that the lists of a call mean.
 Tensor mask_of_lists(RandomProblem& random, const Problem& problem) {

@@ -178,3 +178,28 @@ def test_a_mask_by_tiles() -> None:
         [sys.executable, "-c", TILES], capture_output=True, text=True, check=False
     )
     assert done.stdout == "right\n", done.stdout + done.stderr
+
+
+CHOSEN = """
+import numpy as np, fulmen
+from fulmen.lab.cases import emulator
+
+emulator.start()
+shapes = (1, 1, 2, 4), (1, 8, 1, 4), (1, 1, 2)
+q, k, weights = (emulator.copied(np.ones(shape, np.float32)) for shape in shapes)
+try:
+    fulmen.mla_indexer(q, k, weights, 3176, layout="bshd")
+except fulmen.UnsupportedError as error:
+    print(error)
+"""
+
+
+@needs_emulator
+def test_more_chosen_keys_than_shared_memory_holds() -> None:
+    """Of a Turing, whose blocks have 64 KiB: refused before a kernel is compiled."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHOSEN], env={**os.environ, "FULMEN_EMULATOR_CAPABILITY": "75"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "topk is 3176; on emulated GPU" in done.stdout, done.stdout + done.stderr
+    assert "at most 3175 keys of a row are chosen, on the CPU any number" in done.stdout

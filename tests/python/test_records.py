@@ -174,3 +174,6 @@ def test_refusals():
     o, _, stats = fulmen.attention_forward(x, records, records[..., :512])
     with pytest.raises(UnsupportedError, match="backward does not take"):
         fulmen.attention_backward(o, x, records, records[..., :512], o, stats)
+    half: Any = (x.astype(np.float16), records, records[..., :512])
+    with pytest.raises(UnsupportedError, match="sm80: does not take k of records"):
+        fulmen.explain(*half, device_name="a100", implementation="sm80")

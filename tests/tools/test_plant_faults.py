@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,7 +98,11 @@ def programs(folder: Path, said: str) -> Path:
 
 
 def judged(
-    folder: Path, names: list[str], seconds: float, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    names: list[str],
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+    record: Path | None = None,
 ) -> tuple[int, list[str]]:
     """The exit status over faults of these names, and the lines that are said."""
     faults = [fault("n", "0", name) for name in names]
@@ -106,7 +111,9 @@ def judged(
     monkeypatch.setattr("builtins.print", lambda line, **_: lines.append(str(line)))
     with ThreadPoolExecutor(2) as pool:
         ends = time.monotonic() + seconds
-        return plant_faults.run(plant_faults.Judge(folder, pool, 2, ends, folder), []), lines
+        return plant_faults.run(
+            plant_faults.Judge(folder, pool, 2, ends, folder), [], record
+        ), lines
 
 
 FINDS = 'case "$1" in here*) echo "[  FAILED  ] Some.Test (1 ms)"; exit 1;; esac'
@@ -118,10 +125,14 @@ def test_programs_of_any_folder_are_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert status == 0
     assert lines[-1] == "2 faults planted, 2 found"
     assert all(line.endswith("found by Some.Test") for line in lines[:-1])
-    status, lines = judged(folder, ["here", "nowhere"], 60, monkeypatch)
+    record = tmp_path / "record.json"
+    status, lines = judged(folder, ["here", "nowhere"], 60, monkeypatch, record)
     assert status == 1
     assert lines[1].startswith("nowhere")
     assert "PASSED EVERY TEST" in lines[1]
+    assert lines[-2:] == ["passed: nowhere", "2 faults planted, 1 found"]
+    outcome = json.loads(record.read_text(encoding="utf-8"))
+    assert (outcome["planted"], outcome["found"], outcome["passed"]) == (2, 1, ["nowhere"])
 
 
 def test_all_tests_are_asked_where_the_named_ones_pass(

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The record of the cases on a card: its sentence, and the note where kernels have changed."""
+"""Records: of the cases on a card, of planted faults; the note where kernels have changed."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,14 @@ def test_the_sentence_has_the_counts(record) -> None:
     assert "commit 1234567, 2026-01-02): 7,802 passed, 0 failed, 12 were refused" in said
     assert "an H200" in said
     assert "7,802 次通过，0 次失败，12 次" in verified.sentence(record(), "zh")
+
+
+def test_planted_faults_that_passed_are_named(record) -> None:
+    name = record(planted=3, found=3, passed=[], unjudged=[])
+    assert verified.planted(name, "en").endswith("3 faults planted, 3 found.")
+    name = record(planted=3, found=1, passed=["x"], unjudged=["y"])
+    assert "1 found; no test sees `x`; there was no time for `y`." in verified.planted(name, "en")
+    assert "发现 1 个；没有测试发现 `x`；`y` 没有" in verified.planted(name, "zh")
 
 
 def test_failures_and_what_was_not_run_are_named(record) -> None:

@@ -307,12 +307,12 @@ PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
     return sentence("takes ", name(problem.cache_array()), " without ", name(array),
                     " beside more than a few queries");
   }
+  if (problem.has_records()) return "does not take k of records";
   if (problem.is_quantised()) {
     return sentence("takes k and v of ", name(problem.kv_dtype()),
                     " beside few queries of 16 bits, in rows of 16-byte vectors");
   }
-  std::string refusal = refusal_of(problem, gpu);
-  if (!refusal.empty()) return refusal;
+  if (std::string refusal = refusal_of(problem, gpu); !refusal.empty()) return refusal;
   std::vector<TileCandidate> compared;
   const std::optional<ForwardSm80Config> config = forward_sm80_config(problem, gpu, &compared);
   if (!config) {

@@ -40,14 +40,28 @@ const LoadedKernel& indexer_kernel(const Device& device, const IndexerConfig& co
   return *kernel;
 }
 
+// topk, at most, where a block has so much shared memory.
+i64 most_chosen(const Gpu& gpu) {
+  i64 most = kMostChosen;
+  const auto fits = [&] {
+    const IndexerConfig config{.capacity = indexer_capacity(most)};
+    return static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block;
+  };
+  while (!fits()) --most;
+  return most;
+}
+
+void check_topk(const IndexerProblem& problem, const std::string& where, i64 most) {
+  if (problem.extents.topk <= most) return;
+  throw Error(Status::kUnsupported,
+              sentence("topk is ", problem.extents.topk, "; on ", where, " at most ", most,
+                       " keys of a row are chosen, on the CPU any number"));
+}
+
 }  // namespace
 
 IndexerConfig indexer_config(const IndexerProblem& problem) {
-  if (problem.extents.topk > kMostChosen) {
-    throw Error(Status::kUnsupported,
-                sentence("topk is ", problem.extents.topk, "; on a GPU at most ", kMostChosen,
-                         " keys of a row are chosen"));
-  }
+  check_topk(problem, "a GPU", kMostChosen);
   return {.q = problem.q.dtype,
           .k = problem.k.dtype,
           .capacity = indexer_capacity(problem.extents.topk)};
@@ -80,6 +94,7 @@ void index_keys(const IndexerProblem& problem, int ordinal, void* stream) {
     const Tensor& tensor = problem.*array.member;
     if (tensor.present() && !tensor.empty()) check_pointer(device, tensor.data, array.name);
   }
+  check_topk(problem, device.facts().name, most_chosen(device.facts()));
   const LoadedKernel& kernel = indexer_kernel(device, indexer_config(problem));
   const IndexerParams params = indexer_params(problem, device.faults());
   launch(kernel, {problem.extents.batch * problem.extents.rows}, &params,

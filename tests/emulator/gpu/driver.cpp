@@ -52,9 +52,15 @@ int attribute_of(int attribute) {
     case kAttributeRegistersPerMultiprocessor:
       return 65536;
     case kAttributeSharedBytesPerBlock:
-      return capability >= 90 ? 232448 : capability == 80 ? 166912 : 101376;
+      return capability >= 90   ? 232448
+             : capability == 80 ? 166912
+             : capability > 80  ? 101376
+                                : 65536;
     case kAttributeSharedBytesPerMultiprocessor:
-      return capability >= 90 ? 233472 : capability == 80 ? 167936 : 102400;
+      return capability >= 90   ? 233472
+             : capability == 80 ? 167936
+             : capability > 80  ? 102400
+                                : 65536;
     default:
       return 0;
   }
