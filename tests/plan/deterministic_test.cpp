@@ -71,6 +71,7 @@ constexpr Shape kShapes[] = {
     {DType::kBFloat16, 100, 64},        {DType::kBFloat16, 2048, 64, true},
     {DType::kFloat16, 2048, 128},       {DType::kBFloat16, 2048, 128, true},
     {DType::kBFloat16, 300, 192, true}, {DType::kFloat16, 2048, 256},
+    {DType::kBFloat16, 300, 320, true},
 };
 
 TEST(DeterministicPlan, HasTheSameKernelsWhateverIsAskedFor) {

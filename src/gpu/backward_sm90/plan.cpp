@@ -13,11 +13,26 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr i64 kMaxDim = 256;
+constexpr i64 kMaxDim = kMostWideDims;
 constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
 constexpr i64 kMaxCount = i64{1} << 30;
-constexpr i32 kKeyRegisterDims = 16;  // with 16 more ptxas serialises the products (C7512)
-constexpr i32 kDividedRegisterDims = 128;
+constexpr i32 kKeyRegisterDims = 16;       // with 16 more ptxas serialises the products (C7512)
+constexpr i32 kDividedRegisterDims = 128;  // up to 256 dims; beyond there is room for none
+
+ScoreOptions score_of(const Problem& problem) {
+  ScoreOptions score = score_options_of(problem);
+  score.dropout |= problem.has(Array::kRng);
+  score.sinks = false;  // in lse already
+  score.fp32_out = false;
+  score.mask_tiles = has_mask_tiles(problem);
+  return score;
+}
+
+// Whether scores are more than a positive scale times dot(q, k), or pairs more than visible.
+bool has_options(const ScoreOptions& score) {
+  return score.has_pair_terms() || score.alibi || score.score_mod || score.negative_scale ||
+         score.dropout;
+}
 
 // What a problem asks for that these kernels do not have, one clause; "" where there is nothing.
 std::string option_refusal(const Problem& problem) {
@@ -58,6 +73,8 @@ std::string refusal(const Problem& problem, const Gpu& gpu) {
     return sentence("head dimensions of the backward pass must be multiples of ", kElements,
                     " up to ", kMaxDim, "; they are ", problem.dim_qk, " and ", problem.dim_v);
   }
+  const std::string wide = wide_refusal(problem);
+  if (!wide.empty()) return wide;
   if (problem.q_rows == 0 || problem.kv_rows == 0 || problem.num_sequences == 0 ||
       problem.heads_kv == 0) {
     return "needs at least one query and one key";
@@ -75,21 +92,6 @@ std::string refusal(const Problem& problem, const Gpu& gpu) {
     return "counts rows of all heads in 30 bits";
   }
   return layout_refusal(problem);
-}
-
-ScoreOptions score_of(const Problem& problem) {
-  ScoreOptions score = score_options_of(problem);
-  score.dropout |= problem.has(Array::kRng);
-  score.sinks = false;  // in lse already
-  score.fp32_out = false;
-  score.mask_tiles = has_mask_tiles(problem);
-  return score;
-}
-
-// Whether scores are more than a positive scale times dot(q, k), or pairs more than visible.
-bool has_options(const ScoreOptions& score) {
-  return score.has_pair_terms() || score.alibi || score.score_mod || score.negative_scale ||
-         score.dropout;
 }
 
 // Whether what lies between two work tiles of backward_sm90, the sums of dQ foremost, costs more
@@ -135,7 +137,8 @@ ForwardSm90Config dq_config(const Problem& problem, const ScoreOptions& score) {
   config.dtype = problem.dtype;
   config.score = score;
   config.d_qk = config.d_v = tile_dims(problem);
-  config.kv_rows = config.d_qk == 256 ? 48 : config.d_qk == 64 && !has_options(score) ? 128 : 64;
+  config.kv_rows = config.d_qk >= 256 ? 48 : config.d_qk == 64 && !has_options(score) ? 128 : 64;
+  if (config.d_qk > 256) config.warpgroups = 1;  // shared memory ends there
   if (score.blocks && problem.block_kv % config.kv_rows != 0) config.kv_rows = 64;
   config.q_slots = 2 * config.warpgroups;     // Q and dO
   config.shift_rule = ShiftRule::kWhenGrown;  // not looked at
@@ -160,8 +163,10 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   config.q_rows = config.dims == 64 && !has_options(score) ? 128 : 64;
   if (score.blocks && problem.block_q % config.q_rows != 0) config.q_rows = 64;
   config.dq = makes_dq;
-  config.dk = problem.has(Array::kDK);
-  config.dv = problem.has(Array::kDV);
+  const bool makes_both =  // beyond 256 dims always; what is not wanted is not written
+      config.dims > 256 && (problem.has(Array::kDK) || problem.has(Array::kDV));
+  config.dk = makes_both || problem.has(Array::kDK);
+  config.dv = makes_both || problem.has(Array::kDV);
   // Under a mask, with dQ, ping-pong is 1 % slower; without one up to 5 % faster.
   const bool is_even = score.mask_kind == MaskKind::kNone || !config.dq;
   config.ping_pong = !leaves_out(problem, Optimisation::kPingPong) && is_even;
@@ -170,7 +175,7 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   config.deterministic = config.dq && is_deterministic(problem);
   config.staggered = !leaves_out(problem, Optimisation::kBlockOrder) && !config.deterministic;
   if (config.divides_products()) {
-    config.register_dims = kDividedRegisterDims;
+    config.register_dims = config.dims <= 256 ? kDividedRegisterDims : 0;
     config.paired = config.dq;
     config.ping_pong = false;  // 4 to 10 % slower with
     config.early_dv = true;    // looked at elsewhere only
@@ -230,6 +235,15 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
 
 }  // namespace
 
+std::string wide_refusal(const Problem& problem) {
+  if (tile_dims(problem) <= 256) return "";
+  const ScoreOptions score = score_of(problem);
+  if (has_options(score) || score.has_tile_lists()) {
+    return "takes masks of intervals, lengths and sinks alone beyond 256 head dimensions";
+  }
+  return "";
+}
+
 BackwardSm90Configs backward_sm90_configs(const Problem& problem) {
   ++config_derivations();
   const ScoreOptions score = score_of(problem);
@@ -241,7 +255,8 @@ BackwardSm90Configs backward_sm90_configs(const Problem& problem) {
   configs.has_fallback =
       score.mask_kind != MaskKind::kNone || score.has_pair_terms() || score.blocks;
   configs.preprocess.dtype = problem.dtype;
-  configs.preprocess.dims = problem.dim_v <= 64 ? 64 : problem.dim_v <= 128 ? 128 : 256;
+  configs.preprocess.dims = 64;
+  while (configs.preprocess.dims < problem.dim_v) configs.preprocess.dims *= 2;
   configs.preprocess.score = {.documents = score.documents && (main.dk || main.dv),
                               .sinks = problem.has(Array::kSinks),
                               .varlen = score.varlen,
@@ -271,7 +286,7 @@ PlanOrRefusal plan_backward_sm90(const Problem& problem, const Gpu& gpu) {
   if (plan->configs.main) {
     plan->tile = {plan->configs.main->q_rows, plan->configs.main->kv_rows()};
   } else if (plan->configs.dq) {
-    plan->tile = {128, plan->configs.dq->kv_rows};
+    plan->tile = {plan->configs.dq->q_rows(), plan->configs.dq->kv_rows};
   }
   plan->workspace_bytes = static_cast<size_t>(plan->layout.workspace_bytes);
   if (sums_captures(problem)) {

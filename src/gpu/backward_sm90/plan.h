@@ -130,6 +130,10 @@ inline i32 tile_dims(const Problem& problem) {
 
 inline bool is_deterministic(const Problem& problem) { return problem.has_ordered_sums(); }
 
+// What these kernels do not do beyond 256 dims, where registers hold gradients of 64 rows and
+// little else: one clause; "" where they do, or of fewer dims.
+std::string wide_refusal(const Problem& problem);
+
 KernelSpec backward_preprocess_spec(const BackwardPreprocessConfig& config);
 KernelSpec backward_sm90_spec(const BackwardSm90Config& config);
 KernelSpec backward_dq_spec(const ForwardSm90Config& config);

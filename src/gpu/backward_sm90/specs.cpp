@@ -20,8 +20,9 @@ namespace {
 constexpr size_t kSpillBytes = 1472;
 // Where products are divided: each warpgroup's loop over work tiles is a copy of its own, and is
 // spilled around the loops over steps, which spill nothing without options (disassembled). 2,276
-// bytes with every option over packed sequences.
-constexpr size_t kDividedSpillBytes = 2304;
+// bytes with every option over packed sequences; beyond 256 dims 2,656 with two-sided masks over
+// packed sequences, 3,100 of float16.
+constexpr size_t kDividedSpillBytes = 2304, kWideSpillBytes = 3200;
 // backward_dq_sm90 with options: 912 bytes with every option at 256 dims, 140 at 64; not timed.
 constexpr size_t kDqSpillBytes = 1024;
 
@@ -45,7 +46,10 @@ KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
       config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
   return on_tensor_cores(
       spec_of<BackwardParams>("backward_sm90/backward_sm90", "backward_sm90", distinction, config),
-      config, config.divides_products() ? kDividedSpillBytes : kSpillBytes);
+      config,
+      !config.divides_products() ? kSpillBytes
+      : config.dims > 256        ? kWideSpillBytes
+                                 : kDividedSpillBytes);
 }
 
 // Its config is the forward's, and so are the fields.
@@ -81,9 +85,10 @@ static void set_options(Problem& problem, int variant) {
 std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
   std::vector<std::vector<KernelSpec>> entries;
   constexpr IntervalMask kMasks[] = {{}, {.causal = true}, {.causal = true, .window_left = 100}};
-  for (const i64 dims : {64, 128, 192, 256}) {
+  for (const i64 dims : {64, 128, 192, 256, 320}) {
     std::vector<KernelSpec> prepare, backward, dq;
     const auto add = [&](const Problem& problem) {
+      if (!wide_refusal(problem).empty()) return;
       const BackwardSm90Configs configs = backward_sm90_configs(problem);
       if (configs.main) backward.push_back(backward_sm90_spec(*configs.main));
       if (configs.dq) dq.push_back(backward_dq_spec(*configs.dq));

@@ -14,7 +14,7 @@ namespace fulmen {
 
 struct BackwardSm90Config {
   DType dtype = DType::kBFloat16;
-  i32 dims = 128;   // 64, 128, 192, 256: of a tile; smaller ones are filled up with zeros
+  i32 dims = 128;   // 64, 128, 192, 256, 320: of a tile; smaller ones are filled up with zeros
   i32 q_rows = 64;  // queries of a step: 128 at dims 64, else 64
   bool dq = true;   // which gradients are wanted
   bool dk = true;
@@ -37,7 +37,6 @@ struct BackwardSm90Config {
   ScoreOptions score;
 
   static constexpr i32 kDsStages = 2;
-  static constexpr i32 kPStages = 2;
   static constexpr i32 kWorkStages = 4;        // work tiles that are published ahead
   static constexpr i32 kConversionRows = 128;  // rows of dQ that are converted at a time
   static constexpr i32 kConsumerWarps = 8;
@@ -71,6 +70,7 @@ struct BackwardSm90Config {
   // Where products are divided: whether P goes from one warpgroup to the other rounded, as dV takes
   // it. float16 holds none below 2^-24: there it goes as float32.
   constexpr bool shares_rounded() const { return divides_products() && dtype == DType::kBFloat16; }
+  constexpr i32 p_stages() const { return dims > 256 && !shares_rounded() ? 1 : 2; }
   // What undoes weight_shift in dQ, dK and dV.
   constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weight_shift(dtype)); }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
@@ -79,7 +79,7 @@ struct BackwardSm90Config {
     return has_large_dims() || (pair_bytes() > 0 && dims > 64) ? 2 : 3;
   }
   constexpr i32 dout_stages() const {
-    return dims == 256 && needs_dp() && !divides_products() ? 1 : stages();
+    return dims > 256 || (dims == 256 && needs_dp() && !divides_products()) ? 1 : stages();
   }
 
   // Whether work tiles may be split into parts of their queries (BackwardParts).
@@ -119,16 +119,17 @@ struct BackwardSm90Config {
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
-           kPStages * p_bytes() + out_bytes() + stages() * (lse_bytes() + pair_bytes()) +
+           p_stages() * p_bytes() + out_bytes() + stages() * (lse_bytes() + pair_bytes()) +
            dout_stages() * delta_bytes() + 768;
   }
 
   // Why no kernel can have this config; "" where one can.
   constexpr const char* why_invalid() const {
     if (dtype != DType::kBFloat16 && dtype != DType::kFloat16) return "the dtype has 16 bits";
-    if (dims != 64 && dims != 128 && dims != 192 && dims != 256) {
-      return "a tile has 64, 128, 192 or 256 dims";
+    if (dims != 64 && dims != 128 && dims != 192 && dims != 256 && dims != kMostWideDims) {
+      return "a tile has 64, 128, 192, 256 or 320 dims";
     }
+    if (dims > 256 && !divides_products()) return "beyond 256 dims dK and dV are made together";
     if (q_rows != 64 && !(q_rows == 128 && dims == 64))
       return "only 64 dims have 128 queries a step";
     if (dims == 64 && q_rows == 64 && dq) return "dQ of 64 dims is made of 128 queries a step";
@@ -311,7 +312,7 @@ constexpr BackwardSchedule backward_schedule(i64 num_batch_kv_heads, i64 num_kv_
 // The kernel before: lse and delta of every row, and zeros.
 struct BackwardPreprocessConfig {
   DType dtype = DType::kBFloat16;
-  i32 dims = 128;  // of v, filled up: 64, 128
+  i32 dims = 128;  // of v, filled up: 64, 128, 256, 512
   // stats, varlen, sinks (a row has one more key, of value 0), documents (of dK and dV) alone
   ScoreOptions score;
 
@@ -319,9 +320,10 @@ struct BackwardPreprocessConfig {
   static constexpr i32 kBlocksPerMultiprocessor = 8;
   // Thread blocks on a multiprocessor, and rows of 32 bytes that a thread loads at once.
   constexpr i32 resident_blocks() const { return score.varlen || score.documents ? 4 : 8; }
-  constexpr i32 rows_in_flight() const { return 16 / resident_blocks(); }
+  constexpr i32 rows_in_flight() const { return 16 / resident_blocks() / vectors(); }
   constexpr i32 threads() const { return kThreads; }
-  constexpr i32 threads_per_row() const { return dims / 8; }  // 16 bytes each
+  constexpr i32 threads_per_row() const { return dims / 8 / vectors(); }
+  constexpr i32 vectors() const { return dims > 256 ? 2 : 1; }  // of 16 bytes, of a thread
 
   bool operator==(const BackwardPreprocessConfig&) const = default;
 };
@@ -374,7 +376,7 @@ struct BackwardFallbackConfig {
   UserTerms user{};
 
   static constexpr i32 kThreads = 256;
-  static constexpr i32 kMaxDim = 256;
+  static constexpr i32 kMaxDim = kMostWideDims;
 };
 
 template <class Each>

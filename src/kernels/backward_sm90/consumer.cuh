@@ -69,9 +69,9 @@ inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeight
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 q = kBegin; q < kEnd; q += 16) {
-    const u32* a = W + q / 4;
-    ptx::wgmma_rs<kConfig.dtype, true>(sums, a[0], a[1], a[2], a[3], b + (q * 128 >> 4),
-                                       q > 0 || accumulate);
+    multiply_columns<kConfig.dtype, ptx::kSwizzledRows>(sums, W + q / 4, b + (q * 128 >> 4),
+                                                        kFirstDims / 64 * kConfig.q_rows * 128 >> 4,
+                                                        q > 0 || accumulate);
   }
   ptx::wgmma_commit();
 }
@@ -147,6 +147,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   typename Shared::DOutState dout_state() const { return Shared::dout_state(at, dout_at); }
   typename Shared::PState p_state() const {
     if constexpr (kConfig.paired) return p_at;
+    if constexpr (kConfig.p_stages() == 1) return {0, at.index};  // a phase a step
     return {at.index, at.phase};
   }
 

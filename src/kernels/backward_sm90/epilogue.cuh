@@ -69,6 +69,7 @@ struct BackwardEpilogue {
   // The same from registers. Rows that belong to no sequence were cleared by the preprocess kernel.
   void write_rows(const Sums& sums, const ArrayView& array, i32 dim, const BackwardTile& work_tile,
                   i32 first) const {
+    if (kConfig.dims > 256 && !array.present()) return;
     const BackwardParams& params = wg.params;
     const i32 batch = batch_of<kConfig>(params, work_tile.batch_kv_head);
     u16* const out = reinterpret_cast<u16*>(array.data);

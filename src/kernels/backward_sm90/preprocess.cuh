@@ -252,19 +252,26 @@ struct BackwardPreprocess {
   }
 
   void sum(const Row (&rows)[kRowsInFlight]) const {
-    ptx::U32x4 o[kRowsInFlight], dout[kRowsInFlight];
+    constexpr i32 kVectors = kConfig.vectors();
+    ptx::U32x4 o[kRowsInFlight][kVectors], dout[kRowsInFlight][kVectors];
     RowStats stats[kRowsInFlight];
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
-      o[i] = dout[i] = {};
       if constexpr (kReadsAhead) stats[i] = row_stats_of(rows[i]);
-      if (!rows[i].inside || lane * 8 >= params.dim_v) continue;
-      o[i] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], lane * 8));
-      dout[i] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], lane * 8));
+#pragma unroll
+      for (i32 n = 0; n < kVectors; ++n) {
+        const i32 dim = (lane + n * kConfig.threads_per_row()) * 8;
+        o[i][n] = dout[i][n] = {};
+        if (!rows[i].inside || dim >= params.dim_v) continue;
+        o[i][n] = ptx::load_global_x4(element<u16>(params.attention.o, rows[i], dim));
+        dout[i][n] = ptx::load_global_x4(element<u16>(params.attention.dout, rows[i], dim));
+      }
     }
 #pragma unroll
     for (i32 i = 0; i < kRowsInFlight; ++i) {
-      float sum = dot(o[i], dout[i]);
+      float sum = dot(o[i][0], dout[i][0]);
+#pragma unroll
+      for (i32 n = 1; n < kVectors; ++n) sum += dot(o[i][n], dout[i][n]);
 #pragma unroll
       for (i32 distance = 1; distance < kConfig.threads_per_row(); distance *= 2) {
         sum += ptx::shuffle_xor(sum, distance);

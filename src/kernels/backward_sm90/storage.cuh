@@ -89,7 +89,7 @@ struct BackwardStorage {
 
   static constexpr i32 kStages = kConfig.stages();
   static constexpr i32 kDsStages = BackwardSm90Config::kDsStages;
-  static constexpr i32 kPStages = BackwardSm90Config::kPStages;
+  static constexpr i32 kPStages = kConfig.p_stages();
   static constexpr i32 kDOutStages = kConfig.dout_stages();
   using QState = PipelineState<kStages>;
   using DOutState = PipelineState<kDOutStages>;

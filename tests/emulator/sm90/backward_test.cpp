@@ -29,6 +29,24 @@ constexpr Kernels kWide{{.dims = 192,
                          .score = {.mask_kind = MaskKind::kBoth, .stats = true}},
                         dq_config(192, 64, MaskKind::kBoth, true)};
 
+// Sums of two products.
+constexpr ForwardSm90Config two_products_dq(DType dtype, const ScoreOptions& score) {
+  ForwardSm90Config config = dq_config(320, 48, score.mask_kind, score.stats);
+  config.dtype = dtype;
+  config.warpgroups = 1;
+  config.q_slots = 2;
+  config.score = score;
+  return config;
+}
+constexpr Kernels two_products(DType dtype, const ScoreOptions& score) {
+  return {{.dtype = dtype, .dims = 320, .dq = false, .ping_pong = false, .score = score},
+          two_products_dq(dtype, score)};
+}
+constexpr Kernels kTwoProducts =
+    two_products(DType::kBFloat16, {.mask_kind = MaskKind::kBoth, .varlen = true, .stats = true});
+constexpr Kernels kTwoProductsOfHalves =
+    two_products(DType::kFloat16, {.mask_kind = MaskKind::kRight});
+
 constexpr Kernels kPaired{{.dims = 256,
                            .register_dims = 128,
                            .paired = true,
@@ -114,6 +132,12 @@ TEST(Sm90BackwardOnHost, DqByQueries) {
   expect_agreement<kDeterministic>(201, 4, false);
   expect_agreement<kWide>(301, 3, false);
   expect_agreement<kKeysAlone>(413, 2, false);
+}
+
+TEST(Sm90BackwardOnHost, SumsOfTwoProducts) {
+  expect_agreement<kTwoProducts>(4101, 2, false);
+  expect_agreement<kTwoProducts>(4201, 1, true);
+  expect_agreement<kTwoProductsOfHalves>(4301, 2, false);
 }
 
 TEST(Sm90BackwardOnHost, ListsOfBlocks) {

@@ -143,7 +143,9 @@ bool run(const Problem& problem, u32 seed, const Blocks& blocks = {.most = 2}) {
 
   constexpr BackwardSm90Config kFirst = kKernels.first;
   constexpr BackwardPreprocessConfig kPrepare{.dtype = kFirst.dtype,
-                                              .dims = kFirst.dims > 128 ? 256 : kFirst.dims,
+                                              .dims = kFirst.dims > 256   ? 512
+                                                      : kFirst.dims > 128 ? 256
+                                                                          : kFirst.dims,
                                               .score = {.documents = kFirst.score.documents,
                                                         .sinks = kKernels.dq.score.sinks,
                                                         .varlen = kFirst.score.varlen,
