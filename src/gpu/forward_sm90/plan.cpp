@@ -112,7 +112,7 @@ void leave_out(ForwardSm90Config& config, const Problem& problem) {
   const auto keeps = [&problem](Optimisation each) { return !leaves_out(problem, each); };
   if (!keeps(Optimisation::kPipeline)) config.stages = 1;
   if (!keeps(Optimisation::kLazyRescale)) config.shift_rule = ShiftRule::kEveryBlock;
-  config.specialised &= config.paged || keeps(Optimisation::kWarpSpecialisation);
+  config.specialised &= config.paged || config.paired || keeps(Optimisation::kWarpSpecialisation);
   config.swizzle &= config.paged || keeps(Optimisation::kSwizzle);
   config.overlap &= keeps(Optimisation::kOverlap);
   config.ping_pong &= keeps(Optimisation::kPingPong);
@@ -325,7 +325,9 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   plan->params = forward_sm90_params(problem, config, gpu);
   plan->tile = {config.q_rows(), config.kv_rows};
   plan->alignment_bytes = 16;
-  plan->counts_tiles = work_tiles > gpu.num_multiprocessors;
+  const unsigned cluster = static_cast<unsigned>(config.blocks_of_tile());
+  const i64 most_at_once = gpu.num_multiprocessors / cluster;  // work tiles
+  plan->counts_tiles = work_tiles > most_at_once;
   if (plan->counts_tiles) plan->workspace_bytes = plan->zeroed_bytes = sizeof(u32);
   if (config.skips_documents) {
     plan->num_key_ranges = num_key_ranges(problem, config);
@@ -336,7 +338,8 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   }
   if (config.score.has_tile_lists()) add_tile_lists(*plan, problem);
   KernelLaunch launch{forward_sm90_spec(config)};
-  launch.num_blocks = min<i64>(work_tiles, gpu.num_multiprocessors);
+  launch.num_blocks = min(work_tiles, most_at_once) * cluster;
+  launch.cluster_size = cluster;
   if (config.has_8_bits()) add_transposed_values(*plan, problem, launch.num_blocks);
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
@@ -355,15 +358,14 @@ void ForwardSm90Plan::run(const Call& call) const {
     encode(call.driver, box, map);
   };
   map(Array::kQ, config.tile_rows(), config.swizzle, arguments.maps.q);
-  const i32 key_rows =
-      config.paged ? key_box_rows(params.attention, config.kv_rows) : config.kv_rows;
-  map(Array::kK, key_rows, config.swizzle, arguments.maps.k);
+  const i32 page_rows = config.paged ? key_box_rows(params.attention, config.kv_rows) : 0;
+  map(Array::kK, config.paged ? page_rows : config.own_keys(), config.swizzle, arguments.maps.k);
   if (config.has_8_bits()) {
     arguments.params.values = reinterpret_cast<u8*>(call.workspace) + kKeyRangesOffset;
     arguments.params.sums = reinterpret_cast<float*>(call.workspace + sums_offset);
     encode(call.driver, value_box(*this, arguments.params.values), arguments.maps.v);
   } else {
-    map(Array::kV, key_rows, config.swizzle, arguments.maps.v);
+    map(Array::kV, config.paged ? page_rows : config.kv_rows, config.swizzle, arguments.maps.v);
   }
   if (config.stage_output) {
     TensorBox box = tensor_box(arrays[Array::kO], 64);

@@ -55,6 +55,17 @@ void set_tile(ForwardSm90Config& config, i32 warpgroups, i32 kv_rows, i32 stages
   config.q_slots = q_slots;
 }
 
+// Two blocks of a cluster: two stages as far as they fit. float16 takes the maximum of every block:
+// neither of the two has the sum of its weights.
+void set_paired(ForwardSm90Config& config, const Facts&) {
+  config.split_dims = config.stage_output = config.ping_pong = false;
+  config.paired = true;
+  if (config.dtype == DType::kFloat16) config.shift_rule = ShiftRule::kWhenGrown;
+  set_tile(config, 2, 64, 2, 2);
+  config.q_register_dims = config.score.mask_kind == MaskKind::kBoth ? 64 : min(128, config.d_qk);
+  if (!config.valid()) config.stages = 1;
+}
+
 // Beyond 256: two stages as far as they fit. Both warpgroups do the same at the same time:
 // ping-pong costs 11 % (d 512, 16k, 488 TFLOP/s against 432).
 void set_split_dims(ForwardSm90Config& config, const Facts&) {
@@ -71,9 +82,17 @@ void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
   config.stage_output = false;
 }
 
-// Registers leave two warpgroups, shared memory many tiles, of which bias and mask take some.
+// Registers leave two warpgroups, shared memory many tiles, of which bias and mask take some. Three
+// where those come in tiles of 8 or 16 bits and nothing else is done to scores: a mask at 16k
+// rows 4.14 ms at d 128 where two take 4.84, 6.20 and 8.55 at d 64 (H200, 2026-11-30).
 void set_per_pair(ForwardSm90Config& config, const Facts& facts) {
-  if (config.pair_tiles()) return set_tile(config, 2, 64, facts.widest <= 64 ? 3 : 2, 2);
+  const ScoreOptions& score = config.score;
+  const bool is_simple = !score.documents && !score.dropout && !score.alibi && !score.score_mod &&
+                         !score.varlen && !score.user.any() && score.bias != DType::kFloat32;
+  if (config.pair_tiles()) {
+    const i32 warpgroups = is_simple && facts.widest <= 128 && !facts.fit_at_once_two ? 3 : 2;
+    return set_tile(config, warpgroups, 64, facts.widest <= 64 ? 3 : 2, warpgroups);
+  }
   const i32 stages = facts.widest <= 64 ? 6 : facts.widest <= 128 ? 4 : 2;
   set_tile(config, 2, 64, stages, min(stages, 4));
 }
@@ -191,6 +210,15 @@ constexpr Rule kRules[] = {
     {set_8_bits,
      [](const Facts& facts) {
        return facts.options.has_8_bits() ? std::string() : "is for numbers of 8 bits";
+     }},
+    {set_paired,
+     [](const Facts& facts) {
+       const ForwardSm90Config& options = facts.options;
+       if (!options.split_dims) return std::string("is for head dimensions above 320");
+       if (facts.has_few_queries) return std::string("would have rows of which there are none");
+       const bool suits = !options.maps_scores() && !options.score.dropout &&
+                          !options.score.varlen && !options.score.has_tile_lists();
+       return suits ? std::string() : "is for masks of intervals alone";
      }},
     {set_split_dims,
      [](const Facts& facts) {

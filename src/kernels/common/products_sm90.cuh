@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/forward_sm90/config.h"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -59,6 +60,8 @@ template <ForwardSm90Config kConfig>
 using QTile = OperandTile<64, kConfig.swizzle>;  // of a warpgroup
 template <ForwardSm90Config kConfig>
 using KvTile = OperandTile<kConfig.kv_rows, kConfig.swizzle>;
+template <ForwardSm90Config kConfig>
+using KTile = OperandTile<kConfig.own_keys(), kConfig.swizzle>;
 
 // The first q_register_dims columns of a warpgroup's 64 rows of Q as left operands: four registers
 // for 16 columns.
@@ -73,16 +76,17 @@ inline void load_q_registers(QRegisters<kConfig>& rQ, u32 q) {
 
 // S = Q K^T. rQ, q: the two parts of Q; k: the K tile.
 template <ForwardSm90Config kConfig>
-inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConfig>& rQ, u32 q,
+inline void issue_scores(float (&S)[kConfig.score_floats()], const QRegisters<kConfig>& rQ, u32 q,
                          u32 k) {
-  const u32 q_descriptor = QTile<kConfig>{q}.descriptor();
-  const u32 k_descriptor = KvTile<kConfig>{k}.descriptor();
-  constexpr u32 kUpper = KvTile<kConfig>::kUpper;
+  u32 q_descriptor = QTile<kConfig>{q}.descriptor();
+  if constexpr (kConfig.paired) ptx::compute_here(q_descriptor);  // else one register a product
+  const u32 k_descriptor = KTile<kConfig>{k}.descriptor();
+  constexpr u32 kUpper = KTile<kConfig>::kUpper;
   constexpr i32 kHalves = kConfig.d_qk * kConfig.element_bytes() / 2;  // 16 bits each
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 d = 0; d < kHalves; d += 16) {
-    const u32 k_part = k_descriptor + KvTile<kConfig>::columns_from(d);
+    const u32 k_part = k_descriptor + KTile<kConfig>::columns_from(d);
     if constexpr (kConfig.q_register_dims > 0) {
       if (d < kConfig.q_register_dims) {
         const u32* a = rQ + d / 4;
@@ -94,6 +98,13 @@ inline void issue_scores(float (&S)[kConfig.kv_rows / 2], const QRegisters<kConf
     ptx::wgmma_ss<kConfig.dtype, false, kUpper>(S, q_part, k_part, d > 0);
   }
   ptx::wgmma_commit();
+}
+
+// Of a pair of thread blocks: the first of the keys of a block whose scores this one computes.
+template <ForwardSm90Config kConfig>
+inline i32 first_own_key() {
+  if constexpr (kConfig.paired) return i32(ptx::cluster_rank()) * kConfig.own_keys();
+  return 0;
 }
 
 // D += A B, or D = A B unless `accumulate`: A of 16 columns in registers, B transposed. Beyond 256
@@ -114,7 +125,8 @@ inline void multiply_columns(float (&D)[kFloats], const u32* a, u32 b, u32 first
   }
 }
 
-// O += P V, or O = P V unless `accumulate`. v: the columns of V that O has.
+// O += P V, or O = P V unless `accumulate`. v: the columns of V that O has. Of a pair of thread
+// blocks the weights of its own keys come first.
 template <ForwardSm90Config kConfig, i32 kFloats>
 inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_words()], u32 v,
                          bool accumulate) {
@@ -131,10 +143,12 @@ inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_word
   } else {
     const u32 v_descriptor = KvTile<kConfig>{v}.descriptor_transposed();
     constexpr u32 kUpper = KvTile<kConfig>::kUpperTransposed;
+    const u32 halves[2] = {v_descriptor + KvTile<kConfig>::rows_from(first_own_key<kConfig>()),
+                           v_descriptor - KvTile<kConfig>::rows_from(first_own_key<kConfig>())};
     ptx::wgmma_fence();
 #pragma unroll
     for (i32 j = 0; j < kConfig.kv_rows; j += 16) {
-      const u32 v_part = v_descriptor + KvTile<kConfig>::rows_from(j);
+      const u32 v_part = halves[j / kConfig.own_keys()] + KvTile<kConfig>::rows_from(j);
       multiply_columns<kConfig.dtype, kUpper>(
           O, P + j / 4, v_part, KvTile<kConfig>::columns_from(kFirstDims), j > 0 || accumulate);
     }
@@ -147,7 +161,7 @@ inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_word
 // the operand: values.cuh puts the keys of V in that order.
 template <ForwardSm90Config kConfig>
 inline void round_probabilities(u32 (&P)[kConfig.weight_words()],
-                                const float (&S)[kConfig.kv_rows / 2]) {
+                                const float (&S)[kConfig.score_floats()]) {
   if constexpr (kConfig.has_8_bits()) {
 #pragma unroll
     for (i32 i = 0; i < kConfig.weight_words(); ++i) {
@@ -160,7 +174,7 @@ inline void round_probabilities(u32 (&P)[kConfig.weight_words()],
     }
   } else {
 #pragma unroll
-    for (i32 i = 0; i < kConfig.weight_words(); ++i) {
+    for (i32 i = 0; i < kConfig.score_floats() / 2; ++i) {
       P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
     }
   }

@@ -46,7 +46,7 @@ struct IgnoreSlopes {
 
 template <ForwardSm90Config kConfig>
 struct PairTerms {
-  using Scores = float[kConfig.kv_rows / 2];
+  using Scores = float[kConfig.score_floats()];
   static constexpr float kDropped = -0.f;
   static constexpr UserTerms kUser = kConfig.score.user;
   using UserMath = FastMath<typename ElementOf<kConfig.dtype>::Real>;
@@ -112,7 +112,7 @@ struct PairTerms {
     if (kv_len == 0) return;  // nothing to read
     bool outside = false;
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
+    for (i32 i = 0; i < kConfig.score_floats(); i += 4) {
       ptx::F32x2 tile_bias[2];
       u32 tile_mask[2];
 #pragma unroll
@@ -259,16 +259,17 @@ struct FragmentScores {
   static constexpr bool kUncut =
       kConfig.score.mask_kind == MaskKind::kNone && !kConfig.score.blocks;
   template <bool kPlain = false, bool kWhole = kUncut, bool kExactly = false>
-  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile) const {
+  void apply(float (&S)[kConfig.score_floats()], i32 first_key,
+             const PairTile<kConfig>& tile) const {
     IgnoreSlopes ignore;
     apply<kPlain, kWhole, kExactly>(S, first_key, tile, ignore);
   }
-  void apply_exactly(float (&S)[kConfig.kv_rows / 2], i32 first_key,
+  void apply_exactly(float (&S)[kConfig.score_floats()], i32 first_key,
                      const PairTile<kConfig>& tile) const {
     apply<false, kUncut, true>(S, first_key, tile);
   }
   template <bool kPlain, class TakeSlope>
-  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile,
+  void apply(float (&S)[kConfig.score_floats()], i32 first_key, const PairTile<kConfig>& tile,
              bool exactly, TakeSlope& take_slope) const {
     if (exactly) {
       apply<kPlain, false, true>(S, first_key, tile, take_slope);
@@ -277,13 +278,13 @@ struct FragmentScores {
     }
   }
   template <bool kPlain, bool kWhole, bool kExactly, class TakeSlope>
-  void apply(float (&S)[kConfig.kv_rows / 2], i32 first_key, const PairTile<kConfig>& tile,
+  void apply(float (&S)[kConfig.score_floats()], i32 first_key, const PairTile<kConfig>& tile,
              TakeSlope& take_slope) const {
     if constexpr (!kConfig.maps_scores()) return;
     const float distance[2] = {position[0] - static_cast<float>(first_key),
                                position[1] - static_cast<float>(first_key)};
 #pragma unroll
-    for (i32 i = 0; kConfig.scales_scores() && i < kConfig.kv_rows / 2; ++i) {
+    for (i32 i = 0; kConfig.scales_scores() && i < kConfig.score_floats(); ++i) {
       float s = S[i];
       if constexpr (kConfig.score.score_mod) {
         s = modified_log2(params.score_mod, s);
@@ -303,7 +304,7 @@ struct FragmentScores {
 // S = -inf at the keys outside a row's interval; first_key: of the thread. kEnds: whether intervals
 // can end in the block.
 template <ForwardSm90Config kConfig, bool kEnds = true>
-inline void hide_keys(float (&S)[kConfig.kv_rows / 2], const Interval (&visible)[2],
+inline void hide_keys(float (&S)[kConfig.score_floats()], const Interval (&visible)[2],
                       i32 first_key) {
 #pragma unroll
   for (i32 r = 0; r < 2; ++r) {

@@ -51,6 +51,8 @@ struct ForwardSm90Config {
                             // queries too short to fill a tile
   bool split_dims = false;  // beyond kMostWideDims: two warpgroups share their 64 query rows; each
                             // computes all of S, and O in half of the columns
+  bool paired = false;  // likewise: two blocks of a cluster share their query rows; each computes
+                        // S of half of the keys, and O in half of the columns (partner.cuh)
   ShiftRule shift_rule = ShiftRule::kFirstBlock;
   bool stage_output = true;  // O leaves through shared memory and TMA, else from registers
   bool cache_hints = false;  // Q leaves the L2 first, K and V stay
@@ -80,7 +82,11 @@ struct ForwardSm90Config {
   constexpr i32 q_tiles() const { return split_dims ? 1 : warpgroups; }  // of 64 query rows
   constexpr i32 tile_rows() const { return 64 / heads_per_tile; }        // of a head
   constexpr i32 q_rows() const { return tile_rows() * q_tiles(); }
-  constexpr i32 o_dims() const { return split_dims ? d_v / 2 : d_v; }  // of a warpgroup
+  constexpr i32 o_dims() const { return split_dims || paired ? d_v / 2 : d_v; }  // of a warpgroup
+  // Of a block of keys, those whose S a warpgroup computes, and how many S of a thread that is.
+  constexpr i32 own_keys() const { return paired ? kv_rows / 2 : kv_rows; }
+  constexpr i32 score_floats() const { return own_keys() / 2; }
+  constexpr i32 blocks_of_tile() const { return paired ? 2 : 1; }  // of a cluster
   constexpr i32 threads() const { return 128 * (warpgroups + 1); }
 
   bool operator==(const ForwardSm90Config&) const = default;
@@ -90,12 +96,12 @@ struct ForwardSm90Config {
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
     if (score.varlen) return 56;  // the scheduler looks up sequences
-    return warpgroups == 3 ? 32 : promotes_in_memory() || has_wide_output() ? 24 : 40;
+    return warpgroups == 3 ? 32 : promotes_in_memory() || has_wide_output() || paired ? 24 : 40;
   }
   constexpr i32 consumer_registers() const {
     if (has_wide_output() && (warpgroups == 1 || !score.varlen)) return warpgroups == 1 ? 256 : 240;
     if (score.varlen) return warpgroups == 3 ? 152 : 224;
-    if (promotes_in_memory()) return 240;
+    if (promotes_in_memory() || paired) return 240;
     return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
@@ -110,9 +116,10 @@ struct ForwardSm90Config {
   // of each row. Those of e4m3 values are transposed: a row for each dim.
   constexpr i32 num_q_slots() const { return q_slots > 0 ? q_slots : q_tiles(); }
   constexpr i32 q_bytes() const { return 64 * row_bytes(d_qk); }  // of a slot
-  constexpr i32 k_bytes() const { return kv_rows * row_bytes(d_qk); }
+  constexpr i32 k_bytes() const { return own_keys() * row_bytes(d_qk); }
+  constexpr i32 v_dims() const { return paired ? o_dims() : d_v; }  // of a thread block
   constexpr i32 v_bytes() const {
-    return has_8_bits() ? d_v * row_bytes(kv_rows) : kv_rows * row_bytes(d_v);
+    return has_8_bits() ? d_v * row_bytes(kv_rows) : kv_rows * row_bytes(v_dims());
   }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
   constexpr bool pair_tiles() const { return tiled_bias || tiled_mask; }
@@ -122,16 +129,21 @@ struct ForwardSm90Config {
   constexpr i32 mask_bytes() const { return tiled_mask ? 64 * q_tiles() * kv_rows : 0; }
   constexpr i32 pair_bytes() const { return bias_bytes() + mask_bytes(); }
   constexpr i32 found_bytes() const { return gathers ? 2 * 16 * kv_rows : 0; }  // of two blocks
+  // Of a pair: what a warpgroup hears of its partner, 16 bytes a thread for 16 keys; two of them.
+  constexpr i32 message_bytes() const { return paired ? 64 * own_keys() * 2 : 0; }
+  constexpr i32 messages_bytes() const { return 2 * warpgroups * message_bytes(); }
   constexpr i32 work_tile_bytes() const { return 32 * (1 + warpgroups + (score.varlen ? 1 : 0)); }
   constexpr i32 shared_bytes() const {
     return num_q_slots() * q_bytes() + stages * (k_bytes() + v_bytes()) + o_bytes() +
-           pair_stages * pair_bytes() + found_bytes() + barrier_bytes();
+           pair_stages * pair_bytes() + found_bytes() + messages_bytes() + barrier_bytes();
   }
   constexpr i32 barrier_bytes() const {  // and two work tiles
     return 2 * work_tile_bytes() + 48 +
            16 * (num_q_slots() + 2 * stages + (gathers ? 2 : 0) + pair_stages) +
-           (fills_tails() ? 8 * stages : 0) + key_step_bytes();
+           (fills_tails() ? 8 * stages : 0) + key_step_bytes() + partner_bytes();
   }
+  // Of a pair: a barrier for each message, and what the first block claims, with its two.
+  constexpr i32 partner_bytes() const { return paired ? 16 * warpgroups + 32 : 0; }
   constexpr i32 key_step_bytes() const { return score.has_tile_lists() ? 8 * stages : 0; }
   static constexpr i32 chunked(i32 dim) { return (dim + 63) / 64 * 64; }
   constexpr i32 row_bytes(i32 columns) const {
@@ -166,12 +178,14 @@ struct ForwardSm90Config {
     if (!is_product_width(o_dims()) && o_dims() != kMostWideDims) {
       return "no product is as wide as the columns of O";
     }
-    if (!is_product_width(kv_rows)) return "no product is as wide as a block of keys";
+    if (!is_product_width(kv_rows) || (own_keys() < 48 && own_keys() != 32)) {
+      return "no product is as wide as a block of keys";
+    }
     if (warpgroups < 1 || warpgroups > 3) return "1 to 3 warpgroups compute";
     if (stages < 1 || stages > 6) return "there are 1 to 6 stages";
-    if (num_q_slots() < q_tiles() || num_q_slots() > 6)
-      return "there are as many slots of Q as "
-             "warpgroups, and at most 6";
+    if (num_q_slots() < q_tiles() || num_q_slots() > 6) {
+      return "there are as many slots of Q as warpgroups, and at most 6";
+    }
     if (q_register_dims % 16 != 0 || q_register_dims < 0 || q_register_dims > d_qk) {
       return "q_register_dims is a multiple of 16 up to d_qk";
     }
@@ -183,12 +197,25 @@ struct ForwardSm90Config {
         (warpgroups + 1) * min(launch_registers(), 248)) {
       return "setmaxnreg would wait for ever";
     }
-    if (sums() + kv_rows / 2 >= consumer_registers()) return "O and S exceed the registers";
+    if (sums() + score_floats() >= consumer_registers()) return "O and S exceed the registers";
+    if (paired && *why_pair_invalid() != 0) return why_pair_invalid();
     if (split_dims && (warpgroups != 2 || stage_output || o_dims() % 64 != 0)) {
       return "split_dims takes two warpgroups, multiples of 128 dims, and O from registers";
     }
     if (has_8_bits() && *why_8_bits_invalid() != 0) return why_8_bits_invalid();
     return why_options_invalid();
+  }
+  constexpr const char* why_pair_invalid() const {
+    if (split_dims || warpgroups != 2 || stage_output || o_dims() % 64 != 0) {
+      return "a pair takes two warpgroups, multiples of 128 dims, and O from registers";
+    }
+    if (has_8_bits() || shift_rule == ShiftRule::kWhenSumGrew) {
+      return "a pair takes 16 bits, and no sum of a block of keys: each has that of a half";
+    }
+    if (maps_scores() || score.dropout || score.varlen || score.has_tile_lists() || !specialised) {
+      return "a pair takes masks of intervals alone";
+    }
+    return "";
   }
   constexpr const char* why_8_bits_invalid() const {
     if (kv_rows > 128 || kv_rows % 32 != 0 || d_qk % 32 != 0) {
@@ -259,6 +286,7 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("q_register_dims", config.q_register_dims);
   each("heads_per_tile", config.heads_per_tile);
   each("split_dims", config.split_dims);
+  each("paired", config.paired);
   each("shift_rule", config.shift_rule);
   each("stage_output", config.stage_output);
   each("cache_hints", config.cache_hints);

@@ -11,6 +11,7 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/store_output.cuh"
+#include "kernels/forward_sm90/partner.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/forward_sm90/storage.cuh"
@@ -25,7 +26,7 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   using Thread::first_column, Thread::first_row, Thread::kPingPong, Thread::sync_warpgroup,
       Thread::thread, Thread::warpgroup;
   using Shared = ForwardStorage<kConfig>;
-  using Scores = float[kConfig.kv_rows / 2];
+  using Scores = float[kConfig.score_floats()];
 
   const ForwardTensorMaps& maps;
   const ForwardParams& params;
@@ -33,6 +34,7 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   typename Shared::QState q_at;
   typename Shared::KvState k_at, v_at;
   PairTileReader<kConfig> pair_tiles{shared};
+  Partner<kConfig> partner{shared};
   InlineProducer<kConfig> inline_producer{{maps, params, shared}};
 
   // Only warpgroup 0 waits for K and V to land; the ping-pong barriers carry that to the others
@@ -104,9 +106,10 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
     ptx::warp_sync();
   }
 
-  // The first of the columns of V and O that this warpgroup computes.
-  i32 first_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
-  u32 v_tile() const { return shared.v().address(v_at) + first_dim() * kConfig.kv_rows * 2; }
+  // The first of the columns of V and O that this warpgroup computes: of a tile of V, of all.
+  i32 first_tile_dim() const { return kConfig.split_dims ? i32(warpgroup) * kConfig.o_dims() : 0; }
+  i32 first_dim() const { return first_tile_dim() + pair_rank<kConfig>() * kConfig.o_dims(); }
+  u32 v_tile() const { return shared.v().address(v_at) + first_tile_dim() * kConfig.kv_rows * 2; }
 
   // Blocks of keys from j down to `begin` that only other warpgroups of this thread block see.
   void skip_blocks(i32& j, i32 begin) {
@@ -166,6 +169,13 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
     if (scale < 0) return {-1, -scale};
     return {scale, 1};
   }
+  // That size joins the factor of the softmax; the sign is left.
+  float take_operand_scale(RowSoftmax<kConfig>& softmax, const Work& work) const {
+    if constexpr (!kConfig.has_8_bits()) return 1;
+    const OperandScale scale = operand_scale(work);
+    softmax.factor *= scale.size;
+    return scale.sign;
+  }
   i32 kv_head(const Work& work) const {
     return work.block.head / (params.heads_q / params.heads_kv);
   }
@@ -178,13 +188,14 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
     if constexpr (!kConfig.has_8_bits()) return;
     if (sign == 1) return;
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] *= sign;
+    for (i32 i = 0; i < kConfig.score_floats(); ++i) S[i] *= sign;
   }
 
   // S = -inf at the keys of block j outside a row's interval. kMask: which bounds can lie in it.
   template <MaskKind kMask>
   void apply_mask(Scores& S, const Interval (&visible)[2], i32 j) const {
-    hide_keys<kConfig, kMask == MaskKind::kRight>(S, visible, j * kConfig.kv_rows + first_column());
+    const i32 first_key = j * kConfig.kv_rows + pair_rank<kConfig>() * kConfig.own_keys();
+    hide_keys<kConfig, kMask == MaskKind::kRight>(S, visible, first_key + first_column());
   }
 };
 
@@ -198,17 +209,21 @@ struct ForwardEpilogue {
 
   const Warpgroup& wg;
 
-  // Sends the work tile to the fallback if a row left the range of float32 or is not finite.
-  // saw_whole: with lists of tiles, whether the rows saw a block whole; if not, a row without a
-  // maximum saw no key.
-  void request_fallback(const float (&O)[kConfig.o_dims() / 2], const RowSoftmax<kConfig>& softmax,
-                        const Interval (&visible)[2], bool saw_whole, const Work& work) const {
-    const i32 q_len = wg.seqlen_info(work).shape.q_len;
-    float probe[2] = {0, 0};  // 0, or NaN if an element of the row is inf or NaN
+  // 0, or NaN if an element of the row is inf or NaN.
+  static void probe_rows(float (&probe)[2], const float (&O)[kConfig.o_dims() / 2]) {
+    probe[0] = probe[1] = 0;
 #pragma unroll
     for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) {
       probe[i / 2 % 2] = ptx::fma(O[i], 0.f, probe[i / 2 % 2]);
     }
+  }
+
+  // Sends the work tile to the fallback if a row left the range of float32 or is not finite.
+  // saw_whole: with lists of tiles, whether the rows saw a block whole; if not, a row without a
+  // maximum saw no key. probe: of the rows.
+  void request_fallback(const float (&probe)[2], const RowSoftmax<kConfig>& softmax,
+                        const Interval (&visible)[2], bool saw_whole, const Work& work) const {
+    const i32 q_len = wg.seqlen_info(work).shape.q_len;
     bool failed = false;
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {

@@ -122,10 +122,10 @@ struct MarkedKeys {
   u64 bits[2] = {};  // of the thread's own columns: bit 2 (key / 8) + key % 2
 
   MarkedKeys() = default;
-  MarkedKeys(const float (&S)[kConfig.kv_rows / 2], float mark) {
+  MarkedKeys(const float (&S)[kConfig.score_floats()], float mark) {
     const u32 sought = __builtin_bit_cast(u32, mark);
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
+    for (i32 i = 0; i < kConfig.score_floats(); ++i) {
       const u64 found = __builtin_bit_cast(u32, S[i]) == sought ? 1 : 0;
       bits[i / 2 % 2] |= found << (i / 4 * 2 + i % 2);
     }
@@ -147,7 +147,7 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
                                  float (&O)[kConfig.o_dims() / 2], const Interval (&visible)[2],
                                  i32 j, const MarkedKeys<kConfig>& hidden,
                                  const MarkedKeys<kConfig>& dropped) {
-  const ValueTile<kConfig> V{wg.shared.v().address(wg.v_at), wg.first_dim()};
+  const ValueTile<kConfig> V{wg.shared.v().address(wg.v_at), wg.first_tile_dim()};
   if (!V.has_nonfinite()) return;
 #pragma unroll 1
   for (i32 key = 0; key < kConfig.kv_rows; ++key) {
@@ -195,14 +195,9 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
                              const KeyBlocks& blocks) {
   float O[kConfig.o_dims() / 2] = {};
   u32 P[kConfig.weight_words()];
-  float S[kConfig.kv_rows / 2];
+  float S[kConfig.score_floats()];
   RowSoftmax<kConfig> softmax{wg.softmax_factor()};
-  float sign = 1;
-  if constexpr (kConfig.has_8_bits()) {
-    const auto scale = wg.operand_scale(work);
-    sign = scale.sign;
-    softmax.factor *= scale.size;
-  }
+  const float sign = wg.take_operand_scale(softmax, work);
   float rescale[2];
   Interval visible[2];
   wg.find_visible_keys(visible, work);
@@ -233,11 +228,15 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     wg.template apply_mask<MaskKind::kRight>(S, visible, j);
     MarkedKeys<kConfig> hidden;
     if constexpr (kConfig.score.has_pair_terms()) hidden = {S, -kInfinity<float>};
-    if (softmax.template max_exp_sum<true, true>(S, rescale)) scale_rows(O, rescale);
+    if (softmax.template max_exp_sum<true, true>(S, rescale, wg.partner.maximum())) {
+      scale_rows(O, rescale);
+    }
     scores.pairs.drop(S, j * kConfig.kv_rows);
     MarkedKeys<kConfig> dropped;
     if constexpr (kConfig.score.dropout) dropped = {S, PairTerms<kConfig>::kDropped};
     round_probabilities<kConfig>(P, S);
+    wg.partner.send(P);
+    wg.partner.receive(P);
     // O += P V
     wg.shared.v().consumer_wait(wg.v_at);
     add_nonfinite_values(wg, O, visible, j, hidden, dropped);
@@ -247,6 +246,7 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
   }
   wg.release_q();
   softmax.finish();
+  wg.partner.add(softmax.sum);
   ForwardEpilogue<kConfig>{wg}.template write<true>(O, softmax, work);
 }
 

@@ -10,7 +10,8 @@
 // "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
 // (softmax.cuh). Queries too short for 64 rows may share a tile with other heads of their key head.
 // Of e4m3 O += P V of promoted_blocks blocks of keys is one sum of a tensor core, and these are
-// added in float32 (promotion.cuh); V comes transposed from values.cuh, which runs before.
+// added in float32 (promotion.cuh); V comes transposed from values.cuh, which runs before. Of wide
+// heads two blocks of a cluster share their rows (partner.cuh).
 // Must hold: sm_90a, a valid config, launched with threads() threads, shared_bytes() bytes and at
 // most one thread block a multiprocessor.
 #pragma once
@@ -19,6 +20,7 @@
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
 #include "kernels/forward_sm90/paged_producer.cuh"
+#include "kernels/forward_sm90/partner.cuh"
 #include "kernels/forward_sm90/producer.cuh"
 #include "kernels/forward_sm90/promotion.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
@@ -83,9 +85,10 @@ struct ForwardConsumer {
     if (j >= blocks.full_end || j < blocks.full_begin) {
       wg.template apply_mask<MaskKind::kRight>(S, rows.visible, j);
     }
-    rows.softmax.max_exp_sum(S, rows.rescale);
+    rows.softmax.max_exp_sum(S, rows.rescale, wg.partner.maximum());
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
     round_probabilities<kConfig>(P, S);
+    wg.partner.send(P);
   }
 
   // Block of keys j, with the product O += P V of block j + 1.
@@ -101,6 +104,7 @@ struct ForwardConsumer {
     if constexpr (kConfig.score.has_tile_lists()) j = take_key_step(rows);
     // S = Q K_j^T
     issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
+    wg.partner.receive(P);
     // O += P_{j+1} V_{j+1}
     if (wg.waits_for_data()) wg.shared.v().consumer_wait(wg.v_at);
     issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
@@ -117,7 +121,7 @@ struct ForwardConsumer {
     // m = max(m, row maximum of S), P_j = exp2(S - m), l += row sum of P_j
     bool grown = false;
     if constexpr (kUpdatesMax) {
-      grown = rows.softmax.max_exp_sum(S, rows.rescale);
+      grown = rows.softmax.max_exp_sum(S, rows.rescale, wg.partner.maximum());
     } else {
       rows.softmax.exp_sum(S);  // with the m of the blocks before
     }
@@ -131,6 +135,7 @@ struct ForwardConsumer {
       promoted.scale(rows.rescale);
     }
     round_probabilities<kConfig>(P, S);
+    wg.partner.send(P);
     if constexpr (!kUpdatesMax) {
       if (!rows.softmax.outgrew(S, rows.rescale)) return;
       scale_rows(O, rows.rescale);
@@ -140,8 +145,9 @@ struct ForwardConsumer {
   }
 
   // O += P V of the first block of keys.
-  void end(Rows& rows, Output& O, Promoted<kConfig>& promoted, const Weights& P) {
+  void end(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P) {
     wg.produce();
+    wg.partner.receive(P);
     wg.shared.v().consumer_wait(wg.v_at);
     issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
     rows.softmax.finish();
@@ -185,11 +191,7 @@ struct ForwardConsumer {
     Output O;
     Promoted<kConfig> promoted{wg.params};
     Weights P;
-    if constexpr (kConfig.has_8_bits()) {
-      const auto scale = wg.operand_scale(work);
-      rows.sign = scale.sign;
-      rows.softmax.factor *= scale.size;
-    }
+    rows.sign = wg.take_operand_scale(rows.softmax, work);
     wait_for_queries(rows);
     begin(rows, P, work, blocks, j--);
     if constexpr (kConfig.score.has_tile_lists()) {
@@ -204,7 +206,10 @@ struct ForwardConsumer {
       wg.skip_blocks(j, blocks.all_begin);
     }
     const ForwardEpilogue<kConfig> epilogue{wg};
-    epilogue.request_fallback(O, rows.softmax, rows.visible, rows.saw_whole, work);
+    float probe[2];
+    epilogue.probe_rows(probe, O);
+    wg.partner.add(rows.softmax.sum, probe);
+    epilogue.request_fallback(probe, rows.softmax, rows.visible, rows.saw_whole, work);
     epilogue.template write<false>(O, rows.softmax, work);
   }
 
@@ -251,7 +256,11 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     if constexpr (kConfig.tiled_mask) ptx::prefetch_tensormap(maps.mask);
     shared.init();
   }
-  ptx::block_sync();
+  if constexpr (kConfig.paired) {
+    ptx::cluster_sync();
+  } else {
+    ptx::block_sync();
+  }
   // Up to here, the kernel before this one may still run; decode_sm80 beside it to the end.
   if constexpr (!kConfig.mixed) ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
@@ -285,6 +294,10 @@ inline void forward_sm90(const ForwardArguments& arguments) {
     ForwardConsumer<kConfig>{{{u32(warpgroup), thread}, maps, params, shared}}.run();
   }
   if constexpr (kConfig.mixed) ptx::grid_dependency_wait();  // what follows waits for both
+  if constexpr (kConfig.paired) {  // until then the other block may reach here
+    ptx::warp_sync();
+    ptx::cluster_sync();
+  }
 }
 
 }  // namespace fulmen

@@ -28,23 +28,24 @@ struct ForwardProducer {
   typename Shared::PairState pairs_at;
 
   void load(const TensorMap& map, u32 tile, u32 full, i32 dims, i32 rows, i32 row, i32 head,
-            i32 batch, u64 policy) const {
+            i32 batch, u64 policy, i32 first_dim = 0) const {
     constexpr i32 kBytes = kConfig.element_bytes();
     constexpr i32 kBoxDims = (kConfig.swizzle ? 128 : 16) / kBytes;
 #pragma unroll
     for (i32 d = 0; d < kConfig.row_bytes(dims) / kBytes; d += kBoxDims) {
       if constexpr (kConfig.cache_hints) {
-        ptx::tma_load(tile + d * rows * kBytes, map, full, d, row, head, batch, policy);
+        ptx::tma_load(tile + d * rows * kBytes, map, full, first_dim + d, row, head, batch, policy);
       } else {
-        ptx::tma_load(tile + d * rows * kBytes, map, full, d, row, head, batch);
+        ptx::tma_load(tile + d * rows * kBytes, map, full, first_dim + d, row, head, batch);
       }
     }
   }
 
   void load_k(i32 block, i32 head, const SeqlenInfo& seqlen) {
     shared.k().producer_acquire(k_at);
-    load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.kv_rows,
-         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.kv_batch, ptx::kEvictLast);
+    const i32 key = block * kConfig.kv_rows + pair_rank<kConfig>() * kConfig.own_keys();
+    load(maps.k, shared.k().address(k_at), shared.k().full(k_at), kConfig.d_qk, kConfig.own_keys(),
+         seqlen.kv_begin + key, head, seqlen.kv_batch, ptx::kEvictLast);
     k_at.advance();
   }
 
@@ -61,8 +62,9 @@ struct ForwardProducer {
         kConfig.fills_tails() && rows_inside<kConfig>(seqlen, block) < kConfig.kv_rows;
     const u32 barrier = ends_inside ? shared.landed(v_at) : shared.v().full(v_at);
     shared.v().producer_acquire(v_at, barrier);
-    load(maps.v, shared.v().address(v_at), barrier, kConfig.d_v, kConfig.kv_rows,
-         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.kv_batch, ptx::kEvictLast);
+    load(maps.v, shared.v().address(v_at), barrier, kConfig.v_dims(), kConfig.kv_rows,
+         seqlen.kv_begin + block * kConfig.kv_rows, head, seqlen.kv_batch, ptx::kEvictLast,
+         pair_rank<kConfig>() * kConfig.o_dims());
     v_at.advance();
   }
 

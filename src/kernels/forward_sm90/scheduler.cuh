@@ -210,6 +210,36 @@ struct ForwardScheduler {
   Shared shared;
   u32 lane;
   i32 claimed = kUnclaimed;  // index of the block after this one
+  PipelineState<1> claim_at;
+
+  // Thread blocks that share a work tile count as one.
+  static i32 number() { return ptx::block_index() / kConfig.blocks_of_tile(); }
+  static i32 count_all() { return ptx::num_blocks() / kConfig.blocks_of_tile(); }
+
+  // The next index of the grid's counter, in lane 0; without one there are no more blocks than
+  // multiprocessors. Of a pair the first block claims, and sends it to the second.
+  u32 claim(i32 size) {
+    const auto next = [&] {
+      return params.next_block != nullptr ? ptx::atomic_inc(params.next_block, size - 1)
+                                          : u32(size);
+    };
+    if constexpr (!kConfig.paired) return next();
+    const auto claim = shared.claim();
+    u32 index;
+    if (ptx::cluster_rank() == 0) {
+      index = next();
+      ptx::mbarrier_wait_cluster(claim.empty(claim_at), claim_at.phase ^ 1);
+      ptx::store_async(ptx::map_shared(claim.address(claim_at), 1), index,
+                       ptx::map_shared(claim.full(claim_at), 1));
+    } else {
+      ptx::mbarrier_arrive_expect(claim.full(claim_at), sizeof(u32));
+      ptx::mbarrier_wait_copies(claim.full(claim_at), claim_at.phase);
+      index = ptx::load_shared(claim.address(claim_at));
+      ptx::mbarrier_arrive_cluster(ptx::map_shared(claim.empty(claim_at), 0));
+    }
+    claim_at.advance();
+    return index;
+  }
 
   // Writes work tile number `count`. Lane w finds the key blocks of warpgroup w, the lanes after
   // them those of the whole thread block.
@@ -282,9 +312,7 @@ struct ForwardScheduler {
     TileOrder<kConfig> order(params, lane);
     const i32 size = order.size();
     WorkTile now{{-1, 0, 0}, false};
-    if (!kConfig.score.varlen || i32(ptx::block_index()) < size) {
-      now.block = order.at(ptx::block_index());
-    }
+    if (!kConfig.score.varlen || number() < size) now.block = order.at(number());
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
       publish(count, now);
@@ -296,11 +324,8 @@ struct ForwardScheduler {
         ptx::mbarrier_wait(shared.nearly_loaded(), count % 2);
       }
       if (claimed == kUnclaimed) {
-        u32 index = u32(size);  // no counter: there are no more blocks than multiprocessors
-        if (lane == 0 && params.next_block != nullptr) {
-          index = ptx::atomic_inc(params.next_block, size - 1);
-        }
-        claimed = min<i32>(size, ptx::broadcast(index) + ptx::num_blocks());
+        const u32 index = lane == 0 ? claim(size) : 0;
+        claimed = min<i32>(size, ptx::broadcast(index) + count_all());
       }
       // WorkTile count - 1 is over by now, or nearly: its verdict decides what comes next.
       if (count > 0 && has_failed(count - 1)) {

@@ -18,7 +18,7 @@ namespace fulmen {
 
 template <ForwardSm90Config kConfig>
 struct RowSoftmax {
-  static constexpr i32 kFloats = kConfig.kv_rows / 2;
+  static constexpr i32 kFloats = kConfig.score_floats();
   // log2 of the weight of the maximum: e4m3 ends at 448 and 2^-9, and 2^4 leaves room at both ends.
   static constexpr float kHeadroom = kConfig.has_8_bits() ? 4 + kWeightOf8Bits.log2 : 0;
   // The largest sum of weights of a thread in a block that is rounded: of f16, of e4m3.
@@ -59,9 +59,10 @@ struct RowSoftmax {
 
   // m = max(m, row maximum of c S), S = exp2(c S - m), sum += row sums of S. Returns whether m
   // grew, so that earlier results must be multiplied by `rescale`. kAlways: m becomes the maximum
-  // itself, however little it grew.
-  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock, bool kDifferences = false>
-  bool max_exp_sum(Scores& S, float (&rescale)[2]) {
+  // itself, however little it grew. join: makes the maxima of a row's scores here those of all.
+  template <bool kAlways = kConfig.shift_rule == ShiftRule::kEveryBlock, bool kDifferences = false,
+            class Join>
+  bool max_exp_sum(Scores& S, float (&rescale)[2], const Join& join) {
     static_assert(kAlways || !kDifferences);
     float block_max[2], old_raw[2];
 #pragma unroll
@@ -73,6 +74,10 @@ struct RowSoftmax {
       }
       block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 1));
       block_max[row] = ptx::max(block_max[row], ptx::shuffle_xor(block_max[row], 2));
+    }
+    join(block_max);
+#pragma unroll
+    for (i32 row = 0; row < 2; ++row) {
       if constexpr (kDifferences) {
         old_raw[row] = raw_max[row];
         raw_max[row] = ptx::max(raw_max[row], block_max[row]);

@@ -9,12 +9,14 @@
 #include "kernels/common/pipeline_sm90.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
+#include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
 
-// In this order: Q, K, V, bias and mask, O, addresses of rows of pages, two work tiles, barriers.
+// In this order: Q, K, V, bias and mask, O, addresses of rows of pages, messages of a pair, two
+// work tiles, barriers.
 template <ForwardSm90Config kConfig>
 struct ForwardStorage {
   u32 base;
@@ -29,7 +31,8 @@ struct ForwardStorage {
   static constexpr u32 kPairs = kV + kConfig.stages * kConfig.v_bytes();
   static constexpr u32 kO = kPairs + kConfig.pair_stages * kConfig.pair_bytes();
   static constexpr u32 kFound = kO + kConfig.o_bytes();
-  static constexpr u32 kWorkTiles = kFound + kConfig.found_bytes();
+  static constexpr u32 kMessages = kFound + kConfig.found_bytes();
+  static constexpr u32 kWorkTiles = kMessages + kConfig.messages_bytes();
   static constexpr u32 kWorkTileBytes = kConfig.work_tile_bytes();
   static constexpr u32 kBarriers = kWorkTiles + 2 * kWorkTileBytes;
   static constexpr u32 kQBarriers = kBarriers + 48;
@@ -40,7 +43,9 @@ struct ForwardStorage {
   static constexpr u32 kPairBarriers =
       kFoundBarriers + (kConfig.gathers ? Pipeline<2>::kBarrierBytes : 0);
   static constexpr u32 kKeySteps = kPairBarriers + 16 * kConfig.pair_stages;
-  static_assert(kKeySteps + kConfig.key_step_bytes() == u32(kConfig.shared_bytes()));
+  static constexpr u32 kMessageBarriers = kKeySteps + kConfig.key_step_bytes();
+  static constexpr u32 kClaim = kMessageBarriers + (kConfig.paired ? 16 * kConfig.warpgroups : 0);
+  static_assert(kMessageBarriers + kConfig.partner_bytes() == u32(kConfig.shared_bytes()));
 
   // Whether a slot of Q serves one warpgroup in this work tile and another in the next. Then every
   // warpgroup waits for and releases all tiles of Q: one that missed phases of a barrier would take
@@ -64,6 +69,15 @@ struct ForwardStorage {
   constexpr Pipeline<2> found() const {
     return {base + kFound, u32(16 * kConfig.kv_rows), base + kFoundBarriers};
   }
+
+  // Of a pair: what a warpgroup's partner sends it (partner.cuh), and what the first block claims.
+  constexpr u32 message(u32 warpgroup, u32 slot) const {
+    return base + kMessages + (2 * warpgroup + slot) * kConfig.message_bytes();
+  }
+  constexpr u32 message_arrived(u32 warpgroup, u32 slot) const {
+    return base + kMessageBarriers + (2 * warpgroup + slot) * 8;
+  }
+  constexpr Pipeline<1> claim() const { return {base + kClaim, 16, base + kClaim + 16}; }
 
   // Work tile number `count` lies in slot count % 2. scheduler -> producer, consumers: `published`,
   // it is written. producer -> scheduler: `nearly_loaded`, time to claim the next one. consumers ->
@@ -103,10 +117,23 @@ struct ForwardStorage {
     }
     ptx::mbarrier_init(nearly_loaded(), 1);
     if constexpr (kConfig.gathers) found().init(2);
+    if constexpr (kConfig.paired) {
+      claim().init(1);
+      for (u32 i = 0; i < 2 * u32(kConfig.warpgroups); ++i) {
+        ptx::mbarrier_init(message_arrived(i / 2, i % 2), 5);  // who expects it, four warps
+      }
+    }
     if constexpr (kConfig.pair_tiles()) pairs().init(4 * kConfig.warpgroups);
     ptx::fence_mbarrier_init();
   }
 };
+
+// Of a pair of thread blocks, which of the two this is.
+template <ForwardSm90Config kConfig>
+inline i32 pair_rank() {
+  if constexpr (kConfig.paired) return i32(ptx::cluster_rank());
+  return 0;
+}
 
 // Which 64 rows of a block of queries are a warpgroup's.
 template <ForwardSm90Config kConfig>

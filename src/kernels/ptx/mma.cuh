@@ -128,7 +128,8 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 #define FULMEN_D8(i)                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define FULMEN_D24 FULMEN_D8(0), FULMEN_D8(8), FULMEN_D8(16)
+#define FULMEN_D16 FULMEN_D8(0), FULMEN_D8(8)
+#define FULMEN_D24 FULMEN_D16, FULMEN_D8(16)
 #define FULMEN_D32 FULMEN_D24, FULMEN_D8(24)
 #define FULMEN_D40 FULMEN_D32, FULMEN_D8(32)
 #define FULMEN_D48 FULMEN_D40, FULMEN_D8(40)
@@ -139,9 +140,8 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 #define FULMEN_D96 FULMEN_D88, FULMEN_D8(88)
 #define FULMEN_D128 FULMEN_D96, FULMEN_D8(96), FULMEN_D8(104), FULMEN_D8(112), FULMEN_D8(120)
 
-#define FULMEN_R24                                                         \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23"
+#define FULMEN_R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define FULMEN_R24 FULMEN_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define FULMEN_R32 FULMEN_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define FULMEN_R40 FULMEN_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define FULMEN_R48 FULMEN_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -211,6 +211,7 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
       FULMEN_RS(N, "k16.f32.f16.f16", R, X0, X1, X2, X3, X4, X5, ", " X6, X7);   \
     }                                                                            \
   }
+FULMEN_WGMMA(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", "%23")
 FULMEN_WGMMA(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30", "%31")
 FULMEN_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 FULMEN_WGMMA(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46", "%47")
@@ -226,6 +227,7 @@ FULMEN_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "
 #undef FULMEN_RS
 #undef FULMEN_SS
 #undef FULMEN_D8
+#undef FULMEN_D16
 #undef FULMEN_D24
 #undef FULMEN_D32
 #undef FULMEN_D40
@@ -236,6 +238,7 @@ FULMEN_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "
 #undef FULMEN_D88
 #undef FULMEN_D96
 #undef FULMEN_D128
+#undef FULMEN_R16
 #undef FULMEN_R24
 #undef FULMEN_R32
 #undef FULMEN_R40

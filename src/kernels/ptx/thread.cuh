@@ -34,6 +34,7 @@ inline i32 leading_zeros(u32 x) { return __clz(i32(x)); }
 
 // No instruction: x is computed here and not later, where its inputs would have to be kept.
 inline void compute_here(u64& x) { asm volatile("" : "+l"(x)); }
+inline void compute_here(u32& x) { asm volatile("" : "+r"(x)); }
 
 // bar.warp.sync: orders the shared-memory accesses of a warp.
 inline void warp_sync() { __syncwarp(); }

@@ -91,11 +91,11 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
   };
   ForwardArguments arguments{};
   arguments.params = gpu::forward_sm90_params(problem, kConfig, gpu_named("h100"));
-  const i32 key_rows =
-      kConfig.paged ? key_box_rows(arguments.params.attention, kConfig.kv_rows) : kConfig.kv_rows;
+  const i32 page_rows =
+      kConfig.paged ? key_box_rows(arguments.params.attention, kConfig.kv_rows) : 0;
   arguments.maps = {map(Array::kQ, kConfig.tile_rows()),
-                    map(Array::kK, key_rows),
-                    map(Array::kV, key_rows),
+                    map(Array::kK, kConfig.paged ? page_rows : kConfig.own_keys()),
+                    map(Array::kV, kConfig.paged ? page_rows : kConfig.kv_rows),
                     map(Array::kO, 64),
                     {},
                     {}};
@@ -125,14 +125,15 @@ u64 run_forward(const Problem& problem, u32 seed, bool counts = false,
     arguments.params.tile_lists = lists.lists;
   }
   const auto all = before_expression(problem, arguments, faults);
-  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2);
+  const i64 blocks = min<i64>(gpu::max_work_tiles(problem, kConfig), 2) * kConfig.blocks_of_tile();
   emulator::launch({.blocks = blocks,
                     .threads = kConfig.threads(),
                     .shared_bytes = kConfig.shared_bytes(),
                     .seed = seed,
                     .kernel = "forward_sm90",
                     .check = is_sampled(seed),
-                    .counters = counts ? &counters : nullptr},
+                    .counters = counts ? &counters : nullptr,
+                    .cluster_size = kConfig.blocks_of_tile()},
                    [&] { forward_sm90<kConfig>(all.params); });
   EXPECT_EQ(next_block, 0u) << "the next launch would begin elsewhere";
   return counters.products;

@@ -152,6 +152,32 @@ constexpr ForwardSm90Config kTwoProductsAlone{.dtype = DType::kFloat16,
                                               .stage_output = false,
                                               .score = {.mask_kind = MaskKind::kRight}};
 
+// Two blocks of a cluster share their rows.
+constexpr ForwardSm90Config kPair{.d_qk = 336,
+                                  .d_v = 384,
+                                  .kv_rows = 64,
+                                  .paired = true,
+                                  .stage_output = false,
+                                  .ping_pong = false,
+                                  .score = {.mask_kind = MaskKind::kBoth, .stats = true}};
+constexpr ForwardSm90Config kCausalPair{.d_qk = 512,
+                                        .d_v = 512,
+                                        .kv_rows = 64,
+                                        .stages = 1,
+                                        .q_register_dims = 32,
+                                        .paired = true,
+                                        .stage_output = false,
+                                        .ping_pong = false,
+                                        .score = {.mask_kind = MaskKind::kRight, .sinks = true}};
+constexpr ForwardSm90Config kPairOfHalves{.dtype = DType::kFloat16,
+                                          .d_qk = 352,
+                                          .d_v = 256,
+                                          .kv_rows = 64,
+                                          .q_register_dims = 16,
+                                          .paired = true,
+                                          .shift_rule = ShiftRule::kWhenGrown,
+                                          .stage_output = false};
+
 // What ablations leave out.
 constexpr ForwardSm90Config kUnswizzled = [] {
   ForwardSm90Config config = kStaged;
@@ -349,6 +375,13 @@ TEST(Sm90OnHost, WideHeads) {
   expect_agreement<kTwoProducts>(3301, 3);
   expect_hidden_does_not_show<kTwoProducts>(3401, 2);
   expect_agreement<kTwoProductsAlone>(3501, 2);
+}
+
+TEST(Sm90OnHost, PairsOfBlocks) {
+  expect_agreement<kPair>(3601, 4);
+  expect_hidden_does_not_show<kPair>(3701, 2);
+  expect_agreement<kCausalPair>(3801, 3);
+  expect_agreement<kPairOfHalves>(3901, 3);
 }
 
 TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }

@@ -77,8 +77,9 @@ constexpr u32 plain_strides(u32 stride_bytes) { return stride_bytes >> 4; }
 
 template <i32 kFloats>
 inline constexpr bool kIsWgmmaAccumulator =
-    kFloats == 24 || kFloats == 32 || kFloats == 40 || kFloats == 48 || kFloats == 56 ||
-    kFloats == 64 || kFloats == 80 || kFloats == 88 || kFloats == 96 || kFloats == 128;
+    kFloats == 16 || kFloats == 24 || kFloats == 32 || kFloats == 40 || kFloats == 48 ||
+    kFloats == 56 || kFloats == 64 || kFloats == 80 || kFloats == 88 || kFloats == 96 ||
+    kFloats == 128;
 
 template <DType kDType, bool kTransposeB, u32 kUpper = kSwizzledRows, i32 kFloats>
 inline void wgmma_ss(float (&d)[kFloats], u32 a, u32 b, bool accumulate,

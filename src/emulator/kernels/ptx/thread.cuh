@@ -51,6 +51,7 @@ inline i32 count_ones(u32 x) { return std::popcount(x); }
 inline i32 leading_zeros(u32 x) { return std::countl_zero(x); }
 
 inline void compute_here(u64&) {}
+inline void compute_here(u32&) {}
 
 inline void warp_sync() { emulator::exchange("bar.warp.sync", 0, true); }
 inline void bar_sync(u32 id, u32 threads) { emulator::named_barrier_sync(id, threads); }
