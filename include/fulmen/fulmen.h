@@ -288,6 +288,19 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  * instead of once a request, as far as the fewest that a request names, and as all query rows stand
  * behind them; fulmen_explain tells whether. On the CPU the tables are compared.
  *
+ * Segments: rows and keys that are parts of a longer sequence, as on one of several devices that
+ * share it, or a chunk of a prompt. A segment says that rows (keys) first .. first + count - 1 of
+ * the call stand at the positions from its third number on. The positions take the place of i +
+ * shift, i and j in all that options say: causal, window, prefix, chunk, ALiBi, dropout, and i, j
+ * and p of expressions. Arrays with an element for each row or key (q_ids, kv_ids, bias, mask) have
+ * those of the call. A row or key of no segment takes no part; one without rows says nothing.
+ * Without kv_segments key j stands at position j. Results of calls on disjoint keys merge to that
+ * of the whole sequence, dropout included, and their gradients add up to its gradients. Segments
+ * may be in any order, lie within the rows of their sequence, share none, and their positions are 0
+ * to 2147483647; what a device finds otherwise (section 8) is recorded: a row is of the first
+ * segment that has it, and a position counts as the nearest there is. Caches, kv_start, positions,
+ * tree and blocks are refused beside them.
+ *
  * page_table, page_indptr, kv_start, kv_shared, positions and tree are of forward calls; backward
  * refuses them. What a device finds out of range (section 8) makes a request empty: o = 0, lse =
  * -inf; a page that k and v do not have, those of its query rows that see one of its keys.
@@ -394,6 +407,11 @@ typedef struct fulmen_tensors {
 
   /* input of quantised calls: forward only */
   fulmen_tensor q_scale; /* of quantised q: float32, broadcast to (batch, head, q_row, 1) */
+
+  /* parts of a longer sequence, of forward and backward calls */
+  fulmen_tensor q_segments;  /* (batch, segment, 3), batch broadcast, 1 to 64 segments; int32 or
+                                int64: first row, rows, position of the first */
+  fulmen_tensor kv_segments; /* likewise of keys; with q_segments */
 } fulmen_tensors;
 
 FULMEN_API void fulmen_tensors_init_sized(fulmen_tensors* tensors, size_t struct_size);
@@ -615,9 +633,9 @@ FULMEN_API fulmen_status fulmen_mla_indexer(const fulmen_indexer* indexer, void*
 
 /* The boolean matrix that the options mean: the definition of their combination. Computed on the
  * CPU, from the extents of q, k and page_table and the contents of the arrays that mask (mask,
- * bias, lengths, offsets, ids, kv_start, positions, tree), which are in host memory. visible:
- * FULMEN_BOOL (batch, head, q_row, kv_row); packed (sequence, head, longest q, longest kv); beyond
- * a sequence's lengths it is false. */
+ * bias, lengths, offsets, ids, kv_start, positions, tree, segments), which are in host memory.
+ * visible: FULMEN_BOOL (batch, head, q_row, kv_row); packed (sequence, head, longest q, longest
+ * kv); beyond a sequence's lengths it is false. */
 FULMEN_API fulmen_status fulmen_dense_mask(const fulmen_problem* problem,
                                            const fulmen_tensors* tensors,
                                            const fulmen_tensor* visible);
@@ -761,7 +779,9 @@ enum {
                                    query row outside 32 bits: that counts as the nearest inside */
   FULMEN_FAULT_CAPTURES = 256,  /* an index of an expression outside the array that it reads: it
                                    counts as the nearest inside */
-  FULMEN_FAULT_BLOCKS = 512     /* an id in blocks that names no block of keys */
+  FULMEN_FAULT_BLOCKS = 512,    /* an id in blocks that names no block of keys */
+  FULMEN_FAULT_SEGMENTS = 1024  /* a segment outside its rows or beyond 31 bits, or two that share a
+                                   row */
 };
 
 /* The faults that runs on a device recorded since the last such call, which clears them. Waits for

@@ -72,6 +72,13 @@ class Caches(TypedDict, total=False):
     positions: Annotated[Array, None]
 
 
+class Segments(TypedDict, total=False):
+    """Where rows and keys stand in a longer sequence: not of caches."""
+
+    q_segments: Annotated[Array, None]
+    kv_segments: Annotated[Array, None]
+
+
 class Placement(TypedDict, total=False):
     """Where a call runs, which XLA decides for `fulmen.jax.attention`."""
 
@@ -87,11 +94,11 @@ class Results(TypedDict, total=False):
     out_dtype: Annotated[Any, None]
 
 
-class JaxOptions(CommonOptions, KvLengths, Offsets, Caches, total=False):
+class JaxOptions(CommonOptions, KvLengths, Offsets, Caches, Segments, total=False):
     """Of `fulmen.jax.attention`."""
 
 
-class VarlenOptions(CommonOptions, KvLengths, Placement, total=False):
+class VarlenOptions(CommonOptions, KvLengths, Segments, Placement, total=False):
     """Of `fulmen.attention_varlen`."""
 
 
@@ -107,7 +114,7 @@ class PagedOptions(CommonOptions, Placement, total=False):
 INVARIANT = {"batch_invariant": True}
 
 
-class Options(CommonOptions, KvLengths, Offsets, Caches, Placement, total=False):
+class Options(CommonOptions, KvLengths, Offsets, Caches, Segments, Placement, total=False):
     """Of the other calls."""
 
 

@@ -20,6 +20,10 @@ from .options import integers, prepare
 
 EMPTY, PARTIAL, FULL = 0, 1, 2  # the kinds of a block
 
+# What may be a list of integers.
+_INTEGERS = ("q_lengths", "kv_lengths", "kv_start", "positions", "cu_q", "cu_kv", "q_segments",
+             "kv_segments")  # fmt: skip
+
 
 def dense_mask(
     sq: int,
@@ -36,6 +40,8 @@ def dense_mask(
     positions: Array = None,
     cu_q: Array = None,
     cu_kv: Array = None,
+    q_segments: Array = None,
+    kv_segments: Array = None,
     batch: int = 1,
     heads: int = 1,
 ) -> Array:
@@ -48,6 +54,7 @@ def dense_mask(
             bias only where it is -inf.
         kv_start, positions: as in `fulmen.attention_paged`.
         cu_q, cu_kv: as in `fulmen.attention_varlen`.
+        q_segments, kv_segments: as in `fulmen.attention`.
         batch, heads: at least so many, for masks that are texts with b or h.
 
     Returns:
@@ -67,7 +74,8 @@ def dense_mask(
         sq, skv, batch, heads,
         {"causal": causal, "alignment": alignment, "window": window, "mask": mask, "bias": bias,
          "q_lengths": q_lengths, "kv_lengths": kv_lengths, "kv_start": kv_start,
-         "positions": positions, "cu_q": cu_q, "cu_kv": cu_kv},
+         "positions": positions, "cu_q": cu_q, "cu_kv": cu_kv, "q_segments": q_segments,
+         "kv_segments": kv_segments},
     )  # fmt: skip
     matrix = NumpyType.empty(call_.shape, np.uint8, None)
     settings = call_.settings
@@ -143,6 +151,8 @@ def block_map(
     mask: Any = None,
     q_lengths: Array = None,
     kv_lengths: Array = None,
+    q_segments: Array = None,
+    kv_segments: Array = None,
     batch: int = 1,
     heads: int = 1,
 ) -> BlockMap:
@@ -156,8 +166,8 @@ def block_map(
         sq, skv: query rows, keys.
         size: rows and keys of a block, at least 1, or one number for both.
         exact: what would be partial is looked at pair by pair.
-        causal, alignment, window, mask, q_lengths, kv_lengths: as in `fulmen.attention`. A boolean
-            array is known pair by pair only: with exact=True.
+        causal, alignment, window, mask, q_lengths, kv_lengths, q_segments, kv_segments: as in
+            `fulmen.attention`. A boolean array is known pair by pair only: with exact=True.
         batch, heads: at least so many, for masks that are texts with b or h.
 
     Raises:
@@ -173,7 +183,8 @@ def block_map(
     call_ = _masking(
         sq, skv, batch, heads,
         {"causal": causal, "alignment": alignment, "window": window, "mask": mask,
-         "q_lengths": q_lengths, "kv_lengths": kv_lengths},
+         "q_lengths": q_lengths, "kv_lengths": kv_lengths, "q_segments": q_segments,
+         "kv_segments": kv_segments},
     )  # fmt: skip
     shape = (*call_.shape[:2], -(-call_.shape[2] // rows), -(-call_.shape[3] // keys))
     kinds = NumpyType.empty(shape, np.int8, None)
@@ -200,12 +211,14 @@ def _masking(sq: Any, skv: Any, batch: Any, heads: Any, given: dict[str, Any]) -
     given = {name: x if name == "mask" else _on_host(x) for name, x in given.items()}
     if given["mask"] is not None:
         given["mask"] = _mask_on_host(given["mask"])
-    for name in ("q_lengths", "kv_lengths", "kv_start", "positions", "cu_q", "cu_kv"):
+    for name in _INTEGERS:
         given[name] = integers(given.get(name))
     parts = {} if given["mask"] is None else split(given["mask"])
     of_pairs = (parts.get("mask"), given.get("bias"), parts.get("blocks"))
     of_rows = (parts.get("q_ids"), parts.get("tree"), given["positions"])
-    lengths = (given["q_lengths"], given["kv_lengths"], given["kv_start"])
+    lengths: tuple[Array, ...] = (given["q_lengths"], given["kv_lengths"], given["kv_start"])
+    segments = (given["q_segments"], given["kv_segments"])
+    lengths += tuple(x for x in segments if len(_shape(x)) == 3)  # with a batch axis
     cu_q = given["cu_q"]
     least = whole("batch", batch, 1), whole("heads", heads, 1)
     of_arrays = _batch_and_heads(of_pairs, of_rows, lengths, cu_q)

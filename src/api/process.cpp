@@ -117,6 +117,7 @@ static_assert(int{kFaultKvLengths} == FULMEN_FAULT_KV_LENGTHS);
 static_assert(int{kFaultRng} == FULMEN_FAULT_RNG);
 static_assert(int{kFaultPages} == FULMEN_FAULT_PAGES);
 static_assert(int{kFaultBlocks} == FULMEN_FAULT_BLOCKS);
+static_assert(int{kFaultSegments} == FULMEN_FAULT_SEGMENTS);
 static_assert(int{kFaultSlots} == FULMEN_FAULT_SLOTS);
 static_assert(int{kFaultPositions} == FULMEN_FAULT_POSITIONS);
 static_assert(int{kFaultCaptures} == FULMEN_FAULT_CAPTURES);

@@ -197,7 +197,7 @@ constexpr bool is_read_singly(const ArrayRule& rule) {
   const Axis last = rule.list.axes[rule.list.count - 1];
   const bool is_single = last == Axis::kHead || last == Axis::kSequence || last == Axis::kOffset ||
                          last == Axis::kTableEntry || last == Axis::kListEntry ||
-                         rule.array == Array::kPositions;
+                         last == Axis::kSegmentWord || rule.array == Array::kPositions;
   const bool is_captured = last == Axis::kCaptured;
   return is_captured || (rule.param == rule.array && (is_single || rule.dtypes == DTypes::kInt64));
 }
@@ -249,6 +249,8 @@ Sizes sizes_of(const Problem& problem) {
   sizes[Axis::kMaskKvRow] = problem.packed.kv || sizes.paged ? kAnyExtent : problem.kv_rows;
   sizes[Axis::kTableEntry] = kAnyExtent;
   sizes[Axis::kOne] = 1;
+  sizes[Axis::kSegment] = kAnyExtent;
+  sizes[Axis::kSegmentWord] = 3;
   sizes[Axis::kChannel] = problem.dim_v;
   sizes[Axis::kCaptured] = kAnyExtent;
   sizes[Axis::kListHead] = sizes[Axis::kListRow] = sizes[Axis::kListEntry] = kAnyExtent;

@@ -30,19 +30,21 @@ enum class Axis : u8 {
   kOffset,    // kSequence + 1
   kMaskQRow,  // q_row; packed: rows of one sequence
   kMaskKvRow,
-  kTableEntry,  // of a page table
-  kCachePage,   // pages of the pools of an append
-  kCacheRow,    // rows of a page
-  kNewRow,      // rows of an append
-  kPosition,    // rows of cos and sin
-  kRotaryPair,  // half of what rotates
-  kOne,         // 1: of all dims
-  kChannel,     // dim_v of a scale
-  kCaptured,    // of an array that an expression reads: any
-  kListHead,    // heads of lists of blocks: those of q, of k, or 1
-  kListRow,     // blocks of query rows
-  kListEntry,   // of a list: any
-  kChosenKey,   // of an indexer's choice
+  kTableEntry,   // of a page table
+  kCachePage,    // pages of the pools of an append
+  kCacheRow,     // rows of a page
+  kNewRow,       // rows of an append
+  kPosition,     // rows of cos and sin
+  kRotaryPair,   // half of what rotates
+  kOne,          // 1: of all dims
+  kChannel,      // dim_v of a scale
+  kCaptured,     // of an array that an expression reads: any
+  kListHead,     // heads of lists of blocks: those of q, of k, or 1
+  kListRow,      // blocks of query rows
+  kListEntry,    // of a list: any
+  kChosenKey,    // of an indexer's choice
+  kSegment,      // of rows or keys: any
+  kSegmentWord,  // 3: first row, rows, position
   kCount
 };
 
@@ -76,7 +78,9 @@ constexpr const char* name(Axis axis) {
                                     "head or kv_head",
                                     "q_block",
                                     "entry",
-                                    "topk"};
+                                    "topk",
+                                    "segment",
+                                    "first, rows, position"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumAxes);
   return kNames[static_cast<int>(axis)];
 }
@@ -178,6 +182,7 @@ inline constexpr AxisList kCaptureAxes{
     4, 0, 0, {kCaptured, kCaptured, kCaptured, kCaptured}, {0, 1, 2, 3}};
 inline constexpr AxisList kBlockAxes{
     4, 2, 1, {kSequence, kListHead, kListRow, kListEntry}, {0, 1, 2, 3}};
+inline constexpr AxisList kSegmentAxes{3, 2, 1, {kSequence, kSegment, kSegmentWord}, {0, 2, 3}};
 inline constexpr AxisList kQScaleAxes{4, 1, 3, {kBatch, kHead, kQRow, kOne}, {0, 1, 2, 3}};
 inline constexpr AxisList kScaleAxes{4, 1, 3, {kPool, kKvHead, kPoolRow, kOne}, {0, 1, 2, 3}};
 inline constexpr AxisList kVScaleAxes{4, 1, 4, {kPool, kKvHead, kPoolRow, kChannel}, {0, 1, 2, 3}};

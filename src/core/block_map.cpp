@@ -358,6 +358,7 @@ class HeadMap {
 void block_map(const Problem& problem, BlockSizes sizes, bool exact, const Tensor& kinds) {
   check_lengths(problem);
   check_blocks(problem);
+  check_segments(problem);
   const Tensor out = checked_kinds(problem, sizes, kinds);
   std::vector<Bounds> values(problem.program ? problem.program->steps.size() : 0);
   for (i64 index = 0; index < out.shape[0]; ++index) {

@@ -291,10 +291,26 @@ Bounds leaf(const Step& step, const Bounds* values, const BoxOperands& operands)
     case Op::kScalar:
       return converted(operands.scalars[step.index], operands.scalars[step.index]);
     case Op::kRead:
-      return read(step, values, operands.captures[step.index]);
+      return read(step, values, (*operands.arrays)[array_read(step.index)]);
     default:
       return operands.variables[static_cast<size_t>(step.index)];
   }
+}
+
+// Of rows, or keys, by segments: those of each segment rise, and what none has is kNoPosition.
+Bounds position_bounds(const Problem& problem, Array segments, i64 index, Interval rows) {
+  if (!problem.has(segments)) return integers(rows.begin, rows.end - 1);
+  Bounds all = integers(kLast, kFirst);
+  i64 left = rows.size();
+  for (i64 n = 0; n < problem.num_segments(segments); ++n) {
+    const Segment segment = problem.segment(segments, index, n);
+    const i64 begin = max(rows.begin, segment.first);
+    const i64 end = min(rows.end, segment.first + segment.count);
+    if (begin >= end) continue;
+    all = either(all, integers(segment.position_of(begin), segment.position_of(end - 1)));
+    left -= end - begin;
+  }
+  return left > 0 ? either(all, integers(kNoPosition, kNoPosition)) : all;
 }
 
 }  // namespace
@@ -337,8 +353,16 @@ BoxOperands box_of(const Problem& problem, const CacheSequence& sequence, i64 in
     }
   }
   set(Variable::kP, first, last);
+  if (problem.has_segments()) {
+    const auto set_positions = [&](Variable variable, Array segments, Interval all) {
+      const Bounds bounds = position_bounds(problem, segments, index, all);
+      operands.variables[static_cast<size_t>(variable)] = bounds;
+    };
+    set_positions(Variable::kQPosition, Array::kQSegments, rows);
+    set_positions(Variable::kKvPosition, Array::kKvSegments, keys);
+  }
   operands.scalars = problem.scalars.data();
-  operands.captures = &problem.arrays[Array::kCapture0];
+  operands.arrays = &problem.arrays;
   return operands;
 }
 

@@ -28,7 +28,7 @@ Bounds either(const Bounds& a, const Bounds& b);
 struct BoxOperands {
   std::array<Bounds, static_cast<size_t>(Variable::kCount)> variables{};
   const double* scalars = nullptr;
-  const Tensor* captures = nullptr;
+  const Arrays* arrays = nullptr;
 };
 
 // rows, keys: not empty, within the lengths of the sequence.

@@ -76,12 +76,10 @@ void check_gradients(const Problem& problem, const Expression& expression) {
 
 }  // namespace
 
-void apply_expression(Problem& problem, const Request& request) {
-  problem.scalars = scalars_of(request.options);
-  if (request.options.expression == 0) {
-    check_absent(request.arrays, 0, " is given without an expression that reads it");
-    return check_scalars(problem, 0);
-  }
+namespace {
+
+std::shared_ptr<const Program> own_program(Problem& problem, const Request& request,
+                                           const expression::SegmentTerms& segments) {
   const auto expression = expression::find(request.options.expression);
   const std::vector<std::string>& names = expression->names.captures;
   std::vector<DType> dtypes;
@@ -96,12 +94,44 @@ void apply_expression(Problem& problem, const Request& request) {
   check_absent(request.arrays, static_cast<int>(names.size()),
                " is given, but the expression names fewer arrays");
   check_scalars(problem, expression->names.scalars.size());
-  auto program = expression::compile(expression, dtypes);
+  auto program = expression::compile(expression, dtypes, segments);
   for (const Step& step : program->steps) {
-    if (step.op == Op::kRead) check_read(problem, request.arrays, *program, step);
+    if (step.op != Op::kRead || step.index == kAlibiRead) continue;
+    check_read(problem, request.arrays, *program, step);
   }
   check_gradients(problem, *expression);
-  problem.program = std::move(program);
+  return program;
+}
+
+// Beside segments the interval mask and ALiBi become part of the program.
+expression::SegmentTerms take_segments(Problem& problem) {
+  if (!problem.has_segments()) return {};
+  for (const Array array : {Array::kQSegments, Array::kKvSegments}) {
+    const i64 count = problem.num_segments(array);
+    if (!problem.has(array) || (count >= 1 && count <= kMaxSegments)) continue;
+    throw Error(Status::kShape,
+                sentence(name(array), " has ", count, " segments; allowed are 1 to ", kMaxSegments,
+                         ": those that follow each other are one"));
+  }
+  const bool has_slopes = problem.has(Array::kAlibiSlopes);
+  const expression::SegmentTerms terms{true, problem.has(Array::kKvSegments), has_slopes,
+                                       problem.arrays[Array::kAlibiSlopes].dtype, problem.mask};
+  problem.mask = {};
+  return terms;
+}
+
+}  // namespace
+
+void apply_expression(Problem& problem, const Request& request) {
+  problem.scalars = scalars_of(request.options);
+  const expression::SegmentTerms segments = take_segments(problem);
+  if (request.options.expression != 0) {
+    problem.program = own_program(problem, request, segments);
+    return;
+  }
+  check_absent(request.arrays, 0, " is given without an expression that reads it");
+  check_scalars(problem, 0);
+  if (segments.of_rows) problem.program = expression::compile(nullptr, {}, segments);
 }
 
 bool Problem::has_score_expression() const { return program != nullptr && program->score >= 0; }
@@ -137,8 +167,12 @@ expression::Operands expression::operands_of(const Problem& problem, const Cache
   set(Variable::kP, problem.position(sequence, i));
   set(Variable::kQLen, sequence.shape.q_len);
   set(Variable::kKvLen, sequence.shape.kv_len);
+  if (problem.has_segments()) {
+    set(Variable::kQPosition, problem.q_position(index, i));
+    set(Variable::kKvPosition, problem.kv_position(index, j));
+  }
   operands.scalars = problem.scalars.data();
-  operands.captures = &problem.arrays[Array::kCapture0];
+  operands.arrays = &problem.arrays;
   return operands;
 }
 

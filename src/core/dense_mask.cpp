@@ -68,6 +68,7 @@ bool Problem::shows(const CacheSequence& sequence, i64 index, i64 head, i64 i, i
 void dense_mask(const Problem& problem, const Tensor& visible) {
   check_lengths(problem);
   check_blocks(problem);
+  check_segments(problem);
   const Tensor out = checked_output(problem, visible);
   for (i64 index = 0; index < out.shape[0]; ++index) {
     const CacheSequence sequence = problem.sequence(index);

@@ -133,7 +133,8 @@ void differentiate(Program& program) {
   i32 slope = kZero;
   for (i32 index = 0; index < own; ++index) {
     const Step step = program.step(index);
-    const bool is_array = step.op == Op::kRead && step.type == Type::kFloat;
+    const bool is_array =
+        step.op == Op::kRead && step.type == Type::kFloat && step.index != kAlibiRead;
     if (!is_score(step) && !is_array) continue;
     if (index > program.score) continue;  // of the mask
     const i32 value = Tangents(program, index).of_score();

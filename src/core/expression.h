@@ -64,7 +64,22 @@ enum class Op : u8 {
 
 enum class Type : u8 { kUnknown, kBool, kInt, kFloat };
 
-enum class Variable : u8 { kS, kB, kH, kHk, kI, kJ, kP, kQLen, kKvLen, kCount };
+// The last two are not in the language: positions by the segments of a sequence (their one
+// argument), -1 of a row or key that none has.
+enum class Variable : u8 {
+  kS,
+  kB,
+  kH,
+  kHk,
+  kI,
+  kJ,
+  kP,
+  kQLen,
+  kKvLen,
+  kQPosition,
+  kKvPosition,
+  kCount
+};
 
 constexpr const char* name(Type type) {
   constexpr const char* kNames[] = {"unknown", "boolean", "integer", "float"};

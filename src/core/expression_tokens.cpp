@@ -18,7 +18,7 @@ constexpr Function kFunctions[] = {
     {"clamp", Op::kClamp, 3, 3},       {"select", Op::kSelect, 3, 3}};
 
 constexpr std::string_view kVariables[] = {"s", "b", "h", "hk", "i", "j", "p", "q_len", "kv_len"};
-static_assert(std::size(kVariables) == static_cast<size_t>(Variable::kCount));
+static_assert(std::size(kVariables) == static_cast<size_t>(Variable::kQPosition));
 constexpr std::string_view kWords[] = {"let", "and", "or", "not", "true", "false"};
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }

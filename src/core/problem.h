@@ -18,6 +18,7 @@
 #include "kernels/attention/mask.cuh"
 #include "kernels/attention/mla_record.cuh"
 #include "kernels/attention/score_mod.cuh"
+#include "kernels/attention/segments.cuh"
 #include "kernels/attention/sequence.cuh"
 
 namespace fulmen {
@@ -38,6 +39,7 @@ struct Program;
 //   lengths          (1, 1, 1, sequence)    of kv_shared broadcast: stride 0
 //   offsets (cu_)    (1, 1, 1, sequence + 1)
 //   ids, positions, tree    (batch, 1, 1, row)    broadcast: stride 0
+//   q_segments, kv_segments    (sequence, 1, segment, 3)    broadcast: stride 0
 //   page_table       (batch, 1, 1, page or slot)    the batch broadcast where there is page_indptr
 //   rng              (1, 1, 1, 2)    seed, offset
 //   q_scale, k_scale, v_scale    as q, k and v, but dim 1, or of v one for each dim    broadcast:
@@ -82,8 +84,13 @@ constexpr bool is_scale_array(Array array) {
 // What an expression reads, in the order of its names, and their gradients.
 inline constexpr int kNumCaptures =
     static_cast<int>(Array::kO) - static_cast<int>(Array::kCapture0);
+inline constexpr int kAlibiRead = kNumCaptures;  // beside segments steps read the slopes, too
 constexpr Array capture(int index) {
   return static_cast<Array>(static_cast<int>(Array::kCapture0) + index);
+}
+// What a step reads.
+constexpr Array array_read(int index) {
+  return index == kAlibiRead ? Array::kAlibiSlopes : capture(index);
 }
 constexpr Array capture_gradient(int index) {
   return static_cast<Array>(static_cast<int>(Array::kDCapture0) + index);
@@ -216,6 +223,17 @@ struct Problem : OwnOptions {
   // Whether causal, window, prefix, chunk and tree let row i see key j.
   bool sees(const CacheSequence& sequence, i64 i, i64 j) const;
 
+  // Segments of rows or keys. Their positions take the place of rows and keys in what options say.
+  bool has_segments() const { return has(Array::kQSegments); }
+  i64 num_segments(Array array) const;
+  Segment segment(Array array, i64 index, i64 n) const;
+  // Where row i and key j of a sequence stand by them; kNoPosition: nowhere. Keys without segments
+  // stand at their number.
+  i64 q_position(i64 index, i64 i) const;
+  i64 kv_position(i64 index, i64 j) const;
+  // Whether slopes are added to scores by themselves; beside segments by the program.
+  bool adds_alibi() const { return has(Array::kAlibiSlopes) && !has_segments(); }
+
   // The Philox counter word of a head of a sequence.
   u32 batch_head(i64 sequence, i64 head) const {
     return static_cast<u32>(sequence * heads_q + head);
@@ -226,6 +244,9 @@ struct Problem : OwnOptions {
 // mask extents against the longest sequence: for arrays in host memory, before each run. Throws
 // Error.
 void check_lengths(const Problem& problem);
+
+// Contents of q_segments and kv_segments likewise; after check_lengths. Throws Error.
+void check_segments(const Problem& problem);
 
 // The ids of a page table that requests use; after check_lengths. Throws Error.
 void check_pages(const Problem& problem);

@@ -19,25 +19,22 @@ constexpr u8 dependence_of(Variable variable) {
       return kOnScore;
     case Variable::kI:
     case Variable::kP:
+    case Variable::kQPosition:
       return kOnRow;
     case Variable::kJ:
+    case Variable::kKvPosition:
       return kOnColumn;
     default:
       return 0;
   }
 }
 
-Type type_of(DType dtype) {
-  if (dtype == DType::kNone) return Type::kUnknown;
-  if (dtype == DType::kBool) return Type::kBool;
-  return is_float(dtype) ? Type::kFloat : Type::kInt;
-}
-
 // From the nodes of a text to steps.
 class Compiler {
  public:
-  Compiler(Program& program, const Text& text, std::span<const DType> dtypes)
-      : program_(program), builder_(program), text_(text), dtypes_(dtypes) {}
+  // s: the step that the score is to a text.
+  Compiler(Program& program, const Text& text, std::span<const DType> dtypes, i32 s)
+      : program_(program), builder_(program), text_(text), dtypes_(dtypes), s_(s) {}
 
   // The step of the text's value, converted to what it must be.
   i32 run(Type wanted) {
@@ -169,8 +166,7 @@ class Compiler {
         return builder_.leaf(Op::kScalar, Type::kFloat, 0, node_->index);
       default: {
         const auto variable = static_cast<Variable>(node_->index);
-        const Type type = variable == Variable::kS ? Type::kFloat : Type::kInt;
-        return builder_.leaf(Op::kVariable, type, dependence_of(variable), node_->index);
+        return variable == Variable::kS ? s_ : builder_.variable(variable);
       }
     }
   }
@@ -219,6 +215,7 @@ class Compiler {
   Builder builder_;
   const Text& text_;
   std::span<const DType> dtypes_;
+  i32 s_;
   std::vector<i32> steps_;
   const Node* node_ = nullptr;
 };
@@ -233,6 +230,12 @@ bool is_constant(const Step& step, double real) {
 }
 
 }  // namespace
+
+Type type_of(DType dtype) {
+  if (dtype == DType::kNone) return Type::kUnknown;
+  if (dtype == DType::kBool) return Type::kBool;
+  return is_float(dtype) ? Type::kFloat : Type::kInt;
+}
 
 i32 Builder::find_or_add(const Step& step) {
   for (size_t index = 0; index < program_.steps.size(); ++index) {
@@ -258,6 +261,21 @@ i32 Builder::leaf(Op op, Type type, u8 on, i32 index, std::span<const i32> indic
   Step step{op, type, Type::kUnknown, on, static_cast<u8>(indices.size()), {}, index, 0, 0};
   std::copy(indices.begin(), indices.end(), step.args);
   return find_or_add(step);
+}
+
+// Beside segments rows and keys are positions; those that none has are hidden, wherever they are.
+i32 Builder::variable(Variable variable) {
+  const bool is_row = variable == Variable::kI || variable == Variable::kP;
+  const bool is_key = variable == Variable::kJ;
+  if ((is_row && program_.segments.of_rows) || (is_key && program_.segments.of_keys)) {
+    const i32 position = this->variable(is_row ? Variable::kQPosition : Variable::kKvPosition);
+    return add(Op::kMax, Type::kInt, {position, constant(Type::kInt, 0)});
+  }
+  const Type type = variable == Variable::kS ? Type::kFloat : Type::kInt;
+  const bool is_position = variable == Variable::kQPosition || variable == Variable::kKvPosition;
+  const i32 of_sequence[] = {is_position ? this->variable(Variable::kB) : 0};
+  return leaf(Op::kVariable, type, dependence_of(variable), static_cast<i32>(variable),
+              std::span(of_sequence, is_position ? 1u : 0u));
 }
 
 i32 Builder::to_float(i32 value) { return add(Op::kToFloat, Type::kFloat, {value}); }
@@ -311,20 +329,32 @@ Goal goal_of(const Program& program, std::span<const i32> values) {
 }
 
 std::shared_ptr<const Program> compile(std::shared_ptr<const Expression> of,
-                                       std::span<const DType> dtypes) {
-  const Expression& expression = *of;
+                                       std::span<const DType> dtypes,
+                                       const SegmentTerms& segments) {
+  static const Expression kNone;
+  const Expression& texts = of == nullptr ? kNone : *of;
   auto program = std::make_shared<Program>();
   program->expression = std::move(of);
-  const bool is_known = dtypes.size() >= expression.names.captures.size();
-  if (expression.score.present()) {
-    program->score = Compiler(*program, expression.score, dtypes).run(Type::kFloat);
+  program->segments = segments;
+  const bool is_known = dtypes.size() >= texts.names.captures.size();
+  i32 s = -1;
+  if (segments.alibi) s = program->score = position_alibi(*program, segments.slopes);
+  if (texts.score.present()) {
+    if (s < 0) s = Builder(*program).variable(Variable::kS);
+    program->score = Compiler(*program, texts.score, dtypes, s).run(Type::kFloat);
     if (is_score_itself(program->step(program->score))) program->score = -1;
-    program->score_goal = goal_of(*program, {program->score});
   }
-  if (expression.mask.present()) {
-    program->mask = Compiler(*program, expression.mask, dtypes).run(Type::kBool);
-    program->mask_goal = goal_of(*program, {program->mask});
+  if (program->score >= 0) program->score_goal = goal_of(*program, {program->score});
+  if (texts.mask.present()) {
+    program->mask = Compiler(*program, texts.mask, dtypes, -1).run(Type::kBool);
   }
+  if (segments.of_rows) {
+    const i32 shown = position_mask(*program, segments.mask, segments.of_keys);
+    program->mask = program->mask < 0
+                        ? shown
+                        : Builder(*program).add(Op::kAnd, Type::kBool, {shown, program->mask});
+  }
+  if (program->mask >= 0) program->mask_goal = goal_of(*program, {program->mask});
   if (is_known && program->score >= 0) differentiate(*program);
   return program;
 }

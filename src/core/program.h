@@ -55,8 +55,19 @@ struct Derivative {
   Goal goal;  // both
 };
 
+// What segments make of a call: i, j and p are positions, and options that speak of positions are
+// steps beside those of the texts.
+struct SegmentTerms {
+  bool of_rows = false;
+  bool of_keys = false;
+  bool alibi = false;
+  DType slopes = DType::kNone;
+  IntervalMask mask;
+};
+
 struct Program {
-  std::shared_ptr<const Expression> expression;
+  std::shared_ptr<const Expression> expression;  // null: none of the caller's
+  SegmentTerms segments;
   std::vector<Step> steps;
   i32 score = -1;  // a float; -1: there is none, or it is s itself
   i32 mask = -1;   // a boolean
@@ -71,7 +82,14 @@ struct Program {
 // dtypes: of the captures; fewer than there are: unknown, and what is made is good for nothing but
 // its sentences. Throws Error.
 std::shared_ptr<const Program> compile(std::shared_ptr<const Expression> expression,
-                                       std::span<const DType> dtypes);
+                                       std::span<const DType> dtypes,
+                                       const SegmentTerms& segments = {});
+
+Type type_of(DType dtype);
+
+// Beside segments: what the mask of the options shows, and the score after ALiBi; steps.
+i32 position_mask(Program& program, const IntervalMask& mask, bool of_keys);
+i32 position_alibi(Program& program, DType slopes);
 
 // Fills slope, slope_goal and derivatives. Throws Error.
 void differentiate(Program& program);
@@ -90,6 +108,7 @@ class Builder {
   i32 constant(double real);
   i32 constant(Type type, i64 integer);
   i32 leaf(Op op, Type type, u8 on, i32 index, std::span<const i32> indices = {});
+  i32 variable(Variable variable);
   i32 add(Op op, Type type, std::initializer_list<i32> args);
   i32 to_float(i32 value);
 
@@ -125,7 +144,7 @@ struct Operands {
   std::array<i64, static_cast<size_t>(Variable::kCount)> variables{};  // but s
   double s = 0;
   const double* scalars = nullptr;
-  const Tensor* captures = nullptr;  // in normal form: as many axes as indices, at the end
+  const Arrays* arrays = nullptr;  // in normal form: as many axes as indices, at the end
 };
 
 // What row i of a head and key j of a sequence are for it. i: of a row that there is.

@@ -117,7 +117,7 @@ Value leaf(const Step& step, const Value* values, const Operands& operands) {
     case Op::kScalar:
       return {operands.scalars[step.index], 0};
     case Op::kRead: {
-      const Tensor& capture = operands.captures[step.index];
+      const Tensor& capture = (*operands.arrays)[array_read(step.index)];
       return element_at(capture, offset_of(step, values, capture));
     }
     default:

@@ -80,6 +80,7 @@ void check_presence(const Arrays& arrays, Call call) {
     require(arrays, Array::kV, "an array (batch, kv_head, kv_row, dim_v) is needed");
   }
   check_cache_presence(arrays, call);
+  check_segment_presence(arrays);
   check_quantised(arrays, call);
   require_both(arrays, Array::kQIds, Array::kKvIds, "documents need both");
   if (call == Call::kForward) {

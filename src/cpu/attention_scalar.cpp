@@ -112,7 +112,7 @@ struct Head {
         keep(s.size()),
         visible(s.size()) {
     if (p.has(Array::kSinks)) sink = p.arrays[Array::kSinks].real(0, head, 0, 0);
-    if (p.has(Array::kAlibiSlopes)) {
+    if (p.adds_alibi()) {
       alibi = p.arrays[Array::kAlibiSlopes].real(index, head, 0, 0);
     }
     if (p.has_score_expression()) {
@@ -133,12 +133,10 @@ struct Head {
   // a score was written by the user, s'(s) and its slope. keep[j] = 0 or 1 / (1 - p).
   void attend(i64 i) {
     const ScoreMap<double>& map = problem.score_map;
-    Philox4x32 drawn{};
+    const bool has_segments = problem.has_segments();
+    DropoutRow dropout(problem.dropout, has_segments ? problem.q_position(index, i) : i,
+                       problem.batch_head(index, head));
     for (i64 j = 0; j < kv_len(); ++j) {
-      if (problem.dropout.enabled() && j % 8 == 0) {
-        drawn = problem.dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i),
-                                     problem.batch_head(index, head));
-      }
       visible[at(j)] = problem.shows(sequence, index, head, i, j);
       if (!visible[at(j)]) continue;
       const double capped = map.score<Float64Math>(dot(Q[i], K[j], Q.cols));
@@ -154,7 +152,8 @@ struct Head {
         unmodified[at(j)] = s[at(j)];
         s[at(j)] = value(program.score);
       }
-      const bool kept = problem.dropout.keeps(drawn, static_cast<u32>(j % 8));
+      const i64 key = has_segments ? problem.kv_position(index, j) : j;
+      const bool kept = !problem.dropout.enabled() || dropout.keeps(key);
       keep[at(j)] = kept ? problem.dropout.kept_scale() : 0.0;
     }
   }

@@ -203,6 +203,7 @@ void run(const Plan& plan, const Problem& problem, void* workspace) {
   check_lengths(problem);
   check_pages(problem);
   check_blocks(problem);
+  check_segments(problem);
   if (!problem.has(Array::kRng)) return run_planned(plan, problem, workspace);
   Problem drawn = problem;
   read_rng(drawn);

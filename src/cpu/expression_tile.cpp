@@ -100,12 +100,20 @@ template <class Real>
 void ExpressionTile<Real>::fill_variable(i32 step, const Strip& strip) {
   const auto variable = static_cast<Variable>(program_.step(step).index);
   if (variable == Variable::kS) return;
-  const bool is_row = variable != Variable::kJ;
+  const bool is_row = variable != Variable::kJ && variable != Variable::kKvPosition;
   const bool is_along = is_row == (strip.lanes == Lanes::kRows);
-  const bool is_position = variable == Variable::kP;
   i64* const to = lanes_of<i64>(step);
   const auto value_at = [&](i64 index) {
-    return is_position ? problem_.position(sequence_, index) : index;
+    switch (variable) {
+      case Variable::kP:
+        return problem_.position(sequence_, index);
+      case Variable::kQPosition:
+        return problem_.q_position(index_, index);
+      case Variable::kKvPosition:
+        return problem_.kv_position(index_, index);
+      default:
+        return index;
+    }
   };
   const i64 count = strip.count();
   if (!is_along) return std::fill_n(to, count, value_at(strip.across)), void();
@@ -117,7 +125,7 @@ void ExpressionTile<Real>::fill_variable(i32 step, const Strip& strip) {
 template <class Real>
 void ExpressionTile<Real>::read(i32 step, i64 count) {
   const Step& one = program_.step(step);
-  const Tensor& tensor = problem_.arrays[capture(one.index)];
+  const Tensor& tensor = problem_.arrays[array_read(one.index)];
   alignas(64) i64 all[kStepLanes];
   i64 common = 0;  // of indices that are one for the head
   for (int index = 0; index < one.num_args; ++index) {

@@ -29,7 +29,7 @@ PairTerms<Real>::PairTerms(const Problem& problem, i64 sequence_index,
       steps_(steps),
       alibi_slope_(0),
       adds_everywhere_(adds_everywhere(problem, sequence)) {
-  if (problem.has(Array::kAlibiSlopes)) {
+  if (problem.adds_alibi()) {
     const Tensor& slopes = problem.arrays[Array::kAlibiSlopes];
     alibi_slope_ = static_cast<Real>(slopes.real(sequence_index, head, 0, 0));
   }
@@ -56,7 +56,7 @@ void PairTerms<Real>::fill_addend(Interval rows, Interval columns, Real* out, i6
     } else {
       std::fill_n(out, columns.size(), Real(0));
     }
-    if (problem_.has(Array::kAlibiSlopes)) {
+    if (problem_.adds_alibi()) {
       const bool has_tree = problem_.has(Array::kTree);
       const i64 position = problem_.position(sequence_, i);
       for (i64 j = columns.begin; j < columns.end; ++j) {
@@ -139,6 +139,7 @@ void PairTerms<Real>::fill_keep(Interval rows, Interval columns, Real* out, i64 
   const Dropout& dropout = problem_.dropout;
   const Real kept = static_cast<Real>(dropout.kept_scale());
   const u32 batch_head = problem_.batch_head(index_, head_);
+  if (problem_.has_segments()) return fill_keep_by_segments(rows, columns, out, stride);
   for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
     for (i64 group = columns.begin / 8; group * 8 < columns.end; ++group) {
       const Philox4x32 drawn =
@@ -148,6 +149,19 @@ void PairTerms<Real>::fill_keep(Interval rows, Interval columns, Real* out, i64 
       for (i64 j = begin; j < end; ++j) {
         out[j - columns.begin] = dropout.keeps(drawn, static_cast<u32>(j % 8)) ? kept : Real(0);
       }
+    }
+  }
+}
+
+template <class Real>
+void PairTerms<Real>::fill_keep_by_segments(Interval rows, Interval columns, Real* out,
+                                            i64 stride) const {
+  const Dropout& dropout = problem_.dropout;
+  const Real kept = static_cast<Real>(dropout.kept_scale());
+  for (i64 i = rows.begin; i < rows.end; ++i, out += stride) {
+    DropoutRow row(dropout, problem_.q_position(index_, i), problem_.batch_head(index_, head_));
+    for (i64 j = columns.begin; j < columns.end; ++j) {
+      out[j - columns.begin] = row.keeps(problem_.kv_position(index_, j)) ? kept : Real(0);
     }
   }
 }

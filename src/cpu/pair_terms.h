@@ -46,13 +46,14 @@ class PairTerms {
  private:
   static bool adds_everywhere(const Problem& problem, const CacheSequence& sequence) {
     return problem.has(Array::kBias) || problem.has(Array::kMask) || problem.has(Array::kQIds) ||
-           problem.has(Array::kAlibiSlopes) || problem.misses_slots(sequence);
+           problem.adds_alibi() || problem.misses_slots(sequence);
   }
 
   void hide_masked(i64 row, Interval columns, Real* out) const;
   void hide_other_documents(i64 row, Interval columns, Real* out) const;
   void hide_by_position(i64 row, Interval columns, Real* out) const;
   void hide_by_lists(i64 row, Interval columns, Real* out) const;
+  void fill_keep_by_segments(Interval rows, Interval columns, Real* out, i64 stride) const;
 
   const Problem& problem_;
   const Kernels<Real>& kernels_;

@@ -108,6 +108,11 @@ std::string explain(const PreparedPlan& prepared) {
   const int index = prepared.device == nullptr ? -1 : prepared.device->ordinal();
   std::vector<std::string> notes;
   if (!prepared.note.empty()) notes.push_back(quoted(prepared.note));
+  if (plan.problem.has_segments()) {
+    notes.push_back(
+        quoted("pairs are counted as if all were visible: what segments hide only the "
+               "device knows"));
+  }
   const std::string cache_note = kernel_cache().note();
   if (!cache_note.empty()) notes.push_back(quoted(cache_note));
   return sentence("{", choice_text(plan, "cuda", all_candidates(prepared)), ", ",

@@ -82,7 +82,7 @@ class Ranges {
       case Op::kVariable:
         return range_of_variable(static_cast<Variable>(step.index));
       case Op::kRead:
-        return problem_.arrays[capture(step.index)].dtype == DType::kInt32
+        return problem_.arrays[array_read(step.index)].dtype == DType::kInt32
                    ? Range{-kMost32 - 1, kMost32}
                    : Range{};
       case Op::kAdd:
@@ -114,6 +114,9 @@ class Ranges {
   }
 
   Range range_of_variable(Variable variable) const {
+    if (variable == Variable::kQPosition || variable == Variable::kKvPosition) {
+      return {kNoPosition, kMaxPosition};
+    }
     if (!ordinary_)
       return variable == Variable::kP ? Range{-kMost32 - 1, kMost32} : Range{0, kMost32};
     switch (variable) {
@@ -139,13 +142,16 @@ bool is_ordinary(const Problem& problem) {
   bool all = problem.q_rows <= kOrdinaryRows && problem.kv_rows <= kOrdinaryRows &&
              problem.heads_q <= kOrdinaryHeads && problem.num_sequences <= kOrdinaryHeads &&
              !problem.has(Array::kPositions);
+  const auto look_at = [&](Array array) {
+    const Tensor& tensor = problem.arrays[array];
+    if (!tensor.present()) return;
+    all = all && span_bytes(tensor) <= kMost32 && expression::num_elements(tensor) <= kMost32;
+  };
   for (int index = 0; index < kNumCaptures; ++index) {
-    for (const Array array : {capture(index), capture_gradient(index)}) {
-      const Tensor& tensor = problem.arrays[array];
-      if (!tensor.present()) continue;
-      all = all && span_bytes(tensor) <= kMost32 && expression::num_elements(tensor) <= kMost32;
-    }
+    look_at(capture(index));
+    look_at(capture_gradient(index));
   }
+  if (problem.has_segments()) look_at(array_read(kAlibiRead));
   return all;
 }
 

@@ -116,6 +116,11 @@ std::string StepText::right_side(i32 index) const {
 std::string StepText::variable_text(i32 index, Variable variable) const {
   constexpr const char* kNames[] = {"s", "b", "h", "hk", "i", "j", "p", "q_len", "kv_len"};
   if (variable == Variable::kS) return "s";
+  if (variable == Variable::kQPosition || variable == Variable::kKvPosition) {
+    const bool is_row = variable == Variable::kQPosition;
+    return sentence("position_by(e.", is_row ? "q" : "kv", "_segments, ",
+                    arg(program_.step(index), 0), ", at.", is_row ? "i" : "j", ")");
+  }
   return sentence("static_cast<", type_of(index), ">(at.", kNames[static_cast<int>(variable)], ")");
 }
 
@@ -133,7 +138,7 @@ std::string StepText::read_text(const Step& step) const {
     at += sentence(" + ", index_text(step, index), " * stride<", offset(), ">(e, ", step.index,
                    ", ", axis, ")");
   }
-  const char* const type = element_type(problem_.arrays[capture(step.index)].dtype);
+  const char* const type = element_type(problem_.arrays[array_read(step.index)].dtype);
   const std::string element = sentence("(e, ", step.index, ", ", at, ")");
   if (step.type == Type::kFloat) return sentence("real_element<", type, ", Real>", element);
   return sentence("element<", type, ">", element, step.type == Type::kBool ? " != 0" : "");

@@ -173,6 +173,7 @@ i64 num_capture_sums(const Problem& problem) {
 
 ExpressionParams expression_params(const Problem& problem, double* sums, FaultBytes* faults) {
   static_assert(kMaxCaptures == kNumCaptures && kMaxCaptures == kNumScalars);
+  static_assert(kAlibiRead < kMaxReads);
   ExpressionParams e{};
   for (int index = 0; index < kNumCaptures; ++index) {
     const Tensor& read = problem.arrays[capture(index)];
@@ -185,6 +186,16 @@ ExpressionParams expression_params(const Problem& problem, double* sums, FaultBy
     }
     e.scalars[index] = problem.scalars[static_cast<size_t>(index)];
     e.scalars32[index] = static_cast<float>(e.scalars[index]);
+  }
+  const auto segments = [&problem](Array array) {
+    return SegmentsView{view_of(problem.arrays[array]), problem.num_segments(array)};
+  };
+  if (problem.has_segments()) {
+    const Tensor& slopes = problem.arrays[array_read(kAlibiRead)];
+    e.captures[kAlibiRead] = view_of(slopes);
+    std::copy(std::begin(slopes.shape), std::end(slopes.shape), e.extents[kAlibiRead]);
+    e.q_segments = segments(Array::kQSegments);
+    e.kv_segments = segments(Array::kKvSegments);
   }
   e.faults = faults;
   return e;

@@ -111,6 +111,10 @@ i64 largest_element_bytes(const Problem& problem) {
   for (int index = 0; index < kNumCaptures; ++index) {
     bytes = max(bytes, size_bytes(problem.arrays[capture(index)].dtype));
   }
+  if (!problem.has_segments()) return bytes;
+  for (const Array array : {Array::kQSegments, Array::kKvSegments, array_read(kAlibiRead)}) {
+    bytes = max(bytes, size_bytes(problem.arrays[array].dtype));
+  }
   return bytes;
 }
 

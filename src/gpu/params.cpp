@@ -28,6 +28,7 @@ AttentionParams attention_params(const Problem& problem, FaultBytes* faults) {
     const Tensor& tensor = problem.arrays[array];
     if (tensor.present()) view = view_of(tensor);
   });
+  if (!problem.adds_alibi()) p.alibi_slopes = ArrayView{};
   p.num_sequences = problem.num_sequences;
   p.heads_q = problem.heads_q;
   p.heads_kv = problem.heads_kv;
@@ -103,7 +104,7 @@ ScoreOptions score_options_of(const Problem& problem) {
       .mask = problem.has(Array::kMask),
       .bias = problem.arrays[Array::kBias].dtype,
       .documents = problem.has(Array::kQIds),
-      .alibi = problem.has(Array::kAlibiSlopes),
+      .alibi = problem.adds_alibi(),
       .score_mod = problem.score_map.is_modified(),
       .dropout = problem.dropout.enabled(),
       .sinks = problem.has(Array::kSinks),

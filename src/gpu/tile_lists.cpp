@@ -74,7 +74,7 @@ KernelLaunch mask_tiles(const Problem& problem, const ScoreOptions& score,
 bool has_mask_tiles(const Problem& problem) {
   constexpr i64 kFewKeys = 128;
   return problem.has_mask_expression() && !problem.has(Array::kBlocks) && !problem.has_caches() &&
-         problem.max_kv > kFewKeys;
+         (problem.max_kv > kFewKeys || problem.has_segments());
 }
 
 TileListsParams tile_lists_params(const Problem& problem, const TileShape& shape) {

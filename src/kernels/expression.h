@@ -11,10 +11,20 @@
 namespace fulmen {
 
 constexpr i32 kMaxCaptures = 8;
+constexpr i32 kMaxReads = kMaxCaptures + 1;  // and the slopes of ALiBi beside segments
+
+// Positions of rows, or of keys (attention/segments.cuh).
+struct SegmentsView {
+  ArrayView words;  // (sequence, 1, segment, 3)
+  i64 count;        // of a sequence; 0: there are none
+
+  constexpr bool present() const { return count > 0; }
+};
 
 struct ExpressionParams {
-  ArrayView captures[kMaxCaptures];  // four axes; those that the array lacks come first
-  i64 extents[kMaxCaptures][4];
+  ArrayView captures[kMaxReads];  // four axes; those that the array lacks come first
+  i64 extents[kMaxReads][4];
+  SegmentsView q_segments, kv_segments;
   double* sums[kMaxCaptures];  // of the gradients asked for, one element behind the other; or null
   double scalars[kMaxCaptures];
   float scalars32[kMaxCaptures];

@@ -29,15 +29,19 @@ struct Sources {
   float t[12] = {0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23};
   i32 n[4] = {5, -6, 7, 8};
   double x = 0.5;
-  Tensor tensors[2] = {{t, DType::kFloat32, 4, {1, 1, 3, 4}, {0, 0, 4, 1}},
-                       {n, DType::kInt32, 4, {1, 1, 1, 4}, {0, 0, 0, 1}}};
+  Arrays arrays;
+
+  Sources() {
+    arrays[capture(0)] = {t, DType::kFloat32, 4, {1, 1, 3, 4}, {0, 0, 4, 1}};
+    arrays[capture(1)] = {n, DType::kInt32, 4, {1, 1, 1, 4}, {0, 0, 0, 1}};
+  }
 
   Operands operands(double s, i64 i, i64 j) {
     Operands all;
     all.s = s;
-    all.variables = {0, 1, 2, 3, i, j, i + 2, 9, 11};  // s, b, h, hk, i, j, p, q_len, kv_len
+    all.variables = {0, 1, 2, 3, i, j, i + 2, 9, 11, 0, 0};  // s, b, h, hk, i, j, p, q_len, kv_len
     all.scalars = &x;
-    all.captures = tensors;
+    all.arrays = &arrays;
     return all;
   }
 };
@@ -249,7 +253,8 @@ TEST(Expression, HasDerivativesByWhatItReads) {
     Sources sources;
     std::vector<Value> values(program->steps.size());
     evaluate(*program, one.goal, sources.operands(0.3, 3, 2), values.data());
-    const i64 element = offset_of(program->step(one.read), values.data(), sources.tensors[0]);
+    const i64 element =
+        offset_of(program->step(one.read), values.data(), sources.arrays[capture(0)]);
     const double derivative = values[static_cast<size_t>(one.value)].real;
     double moved[2];
     for (const int side : {0, 1}) {

@@ -5,7 +5,10 @@
 
 #include "drawn_expression.h"
 
+#include <algorithm>
+
 #include "core/expression.h"
+#include "core/validate.h"
 
 namespace fulmen::test {
 namespace {
@@ -131,6 +134,45 @@ Request with_expression(RandomProblem& random, const Request& forward) {
   request.options.expression =
       expression::make(score.empty() ? nullptr : score.c_str(),
                        mask.empty() ? nullptr : mask.c_str(), std::move(names));
+  return request;
+}
+
+namespace {
+
+Tensor drawn_segments(RandomProblem& random, const Problem& problem, Array offsets, i64 rows) {
+  const Tensor& cu = problem.arrays[offsets];
+  const i64 count = random.number(1, 3);
+  const Tensor segments = random.array(random.one_of({DType::kInt32, DType::kInt64}),
+                                       {problem.num_sequences, count, 3});
+  std::vector<i64> cuts;
+  RandomProblem::for_each(segments, [&](const i64* at) {
+    const bool is_packed = cu.present();
+    const i64 own = is_packed ? cu.index(0, 0, 0, at[0] + 1) - cu.index(0, 0, 0, at[0]) : rows;
+    if (at[1] == 0 && at[2] == 0) {
+      cuts.clear();
+      for (i64 cut = 0; cut < 2 * count; ++cut) cuts.push_back(random.number(0, own));
+      std::ranges::sort(cuts);
+    }
+    const i64 first = cuts[static_cast<size_t>(2 * at[1])];
+    const i64 words[] = {first, cuts[static_cast<size_t>(2 * at[1] + 1)] - first,
+                         random.number(0, 60)};
+    char* const to = RandomProblem::address(segments, at);
+    if (segments.dtype == DType::kInt32) store_bytes(to, static_cast<i32>(words[at[2]]));
+    if (segments.dtype == DType::kInt64) store_bytes(to, words[at[2]]);
+  });
+  return segments;
+}
+
+}  // namespace
+
+Request with_segments(RandomProblem& random, const Request& given) {
+  const Problem problem = validate(given, Pointers::kChecked);
+  if (problem.has_caches() || problem.has(Array::kBlocks) || random.chance(0.6)) return given;
+  Request request = given;
+  request.arrays[Array::kQSegments] = drawn_segments(random, problem, Array::kCuQ, problem.q_rows);
+  if (random.chance(0.3)) return request;
+  request.arrays[Array::kKvSegments] =
+      drawn_segments(random, problem, Array::kCuKv, problem.kv_rows);
   return request;
 }
 

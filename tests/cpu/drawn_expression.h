@@ -13,6 +13,10 @@ namespace fulmen::test {
 // than their indices reach, and integers.
 Request with_expression(RandomProblem& random, const Request& forward);
 
+// The call, by chance with rows, or rows and keys, in up to three segments of drawn positions; one
+// over caches or with lists of blocks as it is.
+Request with_segments(RandomProblem& random, const Request& given);
+
 // Asks for the gradients of all floating-point arrays that an expression reads; whether it reads
 // any.
 bool add_capture_gradients(RandomProblem& random, Request& backward);

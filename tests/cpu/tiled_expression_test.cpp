@@ -39,8 +39,8 @@ TEST_P(TiledExpression, AgreesWithTheOracle) {
   for (unsigned part = 0; part < 20; ++part) {
     const unsigned seed = 70000 + GetParam() * 20 + part;
     RandomProblem random(seed);
-    const Request expected =
-        with_expression(random, part % 4 == 3 ? random.draw_cache() : random.draw());
+    const Request expected = with_segments(
+        random, with_expression(random, part % 4 == 3 ? random.draw_cache() : random.draw()));
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run_tiled(random, actual, 2);
@@ -51,7 +51,7 @@ TEST_P(TiledExpression, AgreesWithTheOracle) {
 }
 
 Request drawn_backward_with_expression(RandomProblem& random) {
-  const Request forward = with_expression(random, random.draw());
+  const Request forward = with_segments(random, with_expression(random, random.draw()));
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request backward = to_backward(random, forward, 31);
   add_capture_gradients(random, backward);

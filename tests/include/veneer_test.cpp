@@ -106,7 +106,8 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                   &all.dcapture0,  &all.dcapture1,   &all.dcapture2,
                                   &all.dcapture3,  &all.dcapture4,   &all.dcapture5,
                                   &all.dcapture6,  &all.dcapture7,   &all.kv_shared,
-                                  &all.blocks,     &all.q_scale};
+                                  &all.blocks,     &all.q_scale,     &all.q_segments,
+                                  &all.kv_segments};
   using C = fulmen_tensors;
   fulmen_tensor C::* const theirs[] = {&C::q,          &C::k,           &C::v,
                                        &C::bias,       &C::mask,        &C::alibi_slopes,
@@ -124,7 +125,8 @@ TEST(Veneer, TensorsArriveUnderTheirNames) {
                                        &C::dcapture0,  &C::dcapture1,   &C::dcapture2,
                                        &C::dcapture3,  &C::dcapture4,   &C::dcapture5,
                                        &C::dcapture6,  &C::dcapture7,   &C::kv_shared,
-                                       &C::blocks,     &C::q_scale};
+                                       &C::blocks,     &C::q_scale,     &C::q_segments,
+                                       &C::kv_segments};
   static_assert(std::size(ours) == std::size(theirs));
   static_assert(sizeof(C) == sizeof(std::size_t) + std::size(ours) * sizeof(fulmen_tensor));
   for (std::size_t i = 0; i < std::size(ours); ++i) ours[i]->shape[0] = static_cast<int>(i) + 1;

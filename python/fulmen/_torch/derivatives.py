@@ -242,7 +242,7 @@ def _rank(settings: Any) -> int:
 
 
 def _foldable(settings: Any, arrays: Any, dims: Any) -> bool:
-    is_fixed_length = arrays.cu_q is None and arrays.rng is None
+    is_fixed_length = arrays.cu_q is None and arrays.rng is None and arrays.q_segments is None
     return _rank(settings) > 2 and is_fixed_length and dims.sinks is None
 
 

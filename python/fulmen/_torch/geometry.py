@@ -27,6 +27,7 @@ class Geometry(NamedTuple):
     distance: Tensor  # |i + shift - j|
     q_position: Tensor  # (row of the block) index in its own sequence
     kv_position: Tensor  # (kv_row) likewise
+    drawn: tuple[Tensor, Tensor]  # row and key as dropout counts them, (batch or 1, 1, row, kv_row)
     q_sequence: Any  # packed: (row of the block) which sequence; else None
 
     def part(self, x: Tensor) -> Tensor:
@@ -79,6 +80,19 @@ def _listed(lists: Tensor, options: Any, i: Tensor, j: Tensor, sequence: Any) ->
     return named
 
 
+def _standing(segments: Any, rows: Tensor, sequence: Any) -> Tensor:
+    """Where rows of a call stand by segments, -1 where none has them: (batch or 1, 1, row)."""
+    segments = segments.to(torch.int64).reshape(-1, *segments.shape[-2:])
+    if sequence is None:
+        own = segments.unsqueeze(1)  # (batch or 1, 1, segment, 3)
+    else:  # packed: (1, row, segment, 3)
+        own = segments[sequence.clamp(min=0) % segments.shape[0]].unsqueeze(0)
+    first, count, position = own.unbind(-1)
+    within = rows.view(1, -1, 1) - first
+    found = torch.where((within >= 0) & (within < count), position + within, -1)
+    return found.amax(-1).unsqueeze(1)
+
+
 def geometry_of(
     arrays: Any, meaning: Meaning, batch: int, num_q: int, num_kv: int, rows: slice
 ) -> Geometry:
@@ -103,7 +117,18 @@ def geometry_of(
     if meaning.is_top_left:
         shift = 0
     level = _tall(q_position) + shift  # the key that a row is level with
-    for part in hidden(meaning.options, level, kv_position):
+    key, drawn = kv_position, _tall(q_position)
+    if arrays.q_segments is not None:
+        is_packed = arrays.cu_q is not None
+        level = _tall(
+            _standing(arrays.q_segments, q_position, q_side.sequence if is_packed else None)
+        )
+        visible, drawn = visible & (level >= 0), level
+    if arrays.kv_segments is not None:
+        sequence = kv_side.sequence if arrays.cu_q is not None else None
+        key = _standing(arrays.kv_segments, kv_position, sequence).unsqueeze(2)
+        visible = visible & (key >= 0)
+    for part in hidden(meaning.options, level, key):
         visible = visible & ~part
     if arrays.q_ids is not None:
         q_ids = _tall(arrays.q_ids[..., rows])
@@ -121,9 +146,10 @@ def geometry_of(
         batch,
         rows,
         visible,
-        (level - kv_position).abs(),
+        (level - key).abs(),
         q_position,
         kv_position,
+        (drawn, key),
         q_side.sequence if arrays.cu_q is not None else None,
     )
     if arrays.mask is not None:

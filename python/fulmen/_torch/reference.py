@@ -65,7 +65,7 @@ def drop_factors(dropout_p: float, rng: Tensor, where: Geometry, heads: int) -> 
     """What each probability is multiplied by: 0, or 1 over the share that is kept."""
     threshold = math.floor(dropout_p * 65536 + 0.5)
     seed, offset = rng[0], rng[1]
-    i, j = where.q_position.view(1, 1, -1, 1), where.kv_position.view(1, 1, 1, -1)
+    i, j = where.drawn
     if where.q_sequence is None:
         batch = torch.arange(where.batch, device=rng.device).view(-1, 1, 1, 1)
     else:

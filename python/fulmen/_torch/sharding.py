@@ -79,7 +79,8 @@ def _ways(arrays: Any, settings: Any) -> list[str | None]:
     layout = settings.layout
     if settings.options[_EXPRESSION] != 0:
         return ways
-    if any(x is not None for x in (arrays.rng, arrays.page_table, arrays.blocks)):
+    whole = (arrays.rng, arrays.page_table, arrays.blocks, arrays.q_segments)
+    if any(x is not None for x in whole):
         return ways
     if layout // 2 == 4 and arrays.cu_q is None:
         ways.append("batch")

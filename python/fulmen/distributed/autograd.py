@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, DTypeError, ShapeError
+from ..errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from .parts import Heads
 from .problem import Problem
 from .schedules import SCHEDULES, Job, order_of, padded
@@ -34,6 +34,11 @@ class Call:
         q, k, v = arrays
         self._check(rank, q, k, v)
         self.problem = Problem(options, shards.length, q.device)
+        if self.problem.dropped and self.near.size > 1:
+            raise UnsupportedError(
+                "dropout_p is given where ranks share rows by heads, and its pattern counts all "
+                'heads: schedule="gather" and "ring" read it'
+            )
         heads = [x.shape[1 if layout == "bhsd" else 2] for x in (q, k)]
         self.repeats = max(1, self.near.size // heads[1])  # of key/value heads that are too few
         self.said = self._sentence(q, k, v, options)

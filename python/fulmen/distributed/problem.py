@@ -4,7 +4,8 @@
 
 Masks, ALiBi and texts speak of positions in the whole sequence: causal and window become the band
 of a part, document numbers are those of its rows and keys, and a text reads the positions of its
-rows and keys, and the numbers of its heads, from arrays.
+rows and keys, and the numbers of its heads, from arrays. With dropout, whose pattern is that of
+positions too, a call has all rows and keys that are here, and segments that say where they stand.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from torch import Tensor
 from .. import masks
 from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..expressions import Score
-from ..keywords import KEYWORDS, Caches, KvLengths, Offsets, Placement
+from ..keywords import KEYWORDS, Caches, KvLengths, Offsets, Placement, Segments
 from ..options import check_keywords, window_sides
-from .parts import Band, Heads, Part, Segment
+from .parts import Band, Heads, Part, Segment, parts_of
 
 # What speaks of rows and keys, and is said again for each part; what else is read is passed on.
-_OF_PAIRS = {"causal", "window", "alignment", "mask", "score", "alibi_slopes", "sinks"}
+_OF_PAIRS = {
+    "causal", "window", "alignment", "mask", "score", "alibi_slopes", "sinks", "dropout_p", "rng",
+}  # fmt: skip
 _DOCUMENTS = (
     "mask=fulmen.masks.documents(ids) has packed documents, and hides padding by its number"
 )
 _REFUSED = {
     "bias": "score= a text that reads an array has gradients and needs no array of all pairs",
-    "dropout_p": "its pattern is that of one call on the whole sequence; 0 is read",
     "q_lengths": _DOCUMENTS,
     **dict.fromkeys((*Offsets.__annotations__, *KvLengths.__annotations__), _DOCUMENTS),
     **dict.fromkeys(
-        (*Caches.__annotations__, *Placement.__annotations__, "slots", "max_q", "max_kv", "layout",
+        (*Caches.__annotations__, *Placement.__annotations__, *Segments.__annotations__, "slots", "max_q", "max_kv", "layout",
          "q_scale", "k_scale", "v_scale"),
         "fulmen.attention on one device reads it",
     ),
@@ -79,6 +81,16 @@ def positions_of(segments: tuple[Segment, ...], device: Any) -> Tensor:
     return torch.cat(runs).to(device) if runs else torch.zeros(0, dtype=torch.int64, device=device)
 
 
+@lru_cache(maxsize=32)
+def segments_of(segments: tuple[Segment, ...], device: Any) -> Tensor:
+    """(segment, 3) int32: first row in memory, rows, position of the first."""
+    at, found = 0, []
+    for first, rows in segments:
+        found.append((at, rows, first))
+        at += rows
+    return torch.tensor(found or [(0, 0, 0)], dtype=torch.int32).to(device)
+
+
 class Problem:
     """One call of `ContextParallel.attention`, without its q, k and v."""
 
@@ -97,7 +109,9 @@ class Problem:
                 raise UnsupportedError(f"mask holds {what}: not read by context parallelism")
         self.texts: tuple[masks.Expression, ...] = found.get("expressions", ())
         self.band = _band(options, found.get("prefix", 0))
+        self.prefix = found.get("prefix", 0)
         self.q_ids, self.kv_ids = self._documents(found)
+        self.dropped = self._dropped(options)
         self._sides: dict[Any, Side] = {}
 
     @property
@@ -136,8 +150,45 @@ class Problem:
         self.score = None if self.score is None else replaced(self.score)
         self.texts = tuple(replaced(text) for text in self.texts)
 
+    def parts(self, rows: Side, keys: Side) -> list[Part]:
+        """The calls of rows on keys that are here."""
+        found = parts_of(rows.segments, keys.segments, self.band, self.may_join)
+        if self.dropped and found:
+            return [Part((0, rows.rows), (0, keys.rows), None, ())]
+        return found
+
+    def _dropped(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a call that segments say more of: with dropout, else none."""
+        if not options.get("dropout_p"):
+            return {}
+        if options.get("rng") is None:
+            raise ArgumentError(
+                "dropout_p is given to context parallelism without rng; rng=(seed, offset), or an "
+                "int64 tensor of both, the same on every rank, says which entries are dropped"
+            )
+        names = ("causal", "window", "dropout_p", "rng", "alibi_slopes")
+        return {name: options[name] for name in names if options.get(name) is not None}
+
+    def _by_segments(self, rows: Side, keys: Side) -> dict[str, Any]:
+        """Those of a call of all rows and keys that are here: i and j are positions in it."""
+        found = {
+            **self.plain, **self.dropped,
+            "q_segments": segments_of(rows.segments, self.device),
+            "kv_segments": segments_of(keys.segments, self.device),
+        }  # fmt: skip
+        parts: list[Any] = [masks.prefix(self.prefix)] if self.prefix else []
+        if rows.ids is not None and keys.ids is not None:
+            parts.append(masks.documents(rows.ids, keys.ids))
+        place = _Place(rows.positions, keys.positions, Heads((0, 0), (0, 0), True), self.length)
+        if self.score is not None:
+            found["score"] = place.of(self.score, ("q_len", "kv_len"))
+        parts += [place.of(text, ("q_len", "kv_len")) for text in self.texts]
+        return {**found, "mask": tuple(parts)} if parts else found
+
     def options(self, part: Part, rows: Side, keys: Side, heads: Heads) -> dict[str, Any]:
         """Those of the call of a part, without sinks."""
+        if self.dropped:
+            return self._by_segments(rows, keys)
         found = {**self.plain, **dict(part.options)}
         r, k = slice(*part.rows), slice(*part.keys)
         parts: list[Any] = []
@@ -155,9 +206,9 @@ class Problem:
         is_own = part.distance == 0 and rows.segments[0].first == 0 and heads.is_all
         is_own = is_own and part.rows == part.keys == (0, self.length)
         if score is not None:
-            found["score"] = score if is_own else place.of(score, slopes is not None)
+            found["score"] = score if is_own else place.of(score)
         for text in self.texts:
-            parts.append(text if is_own else place.of(text, False))
+            parts.append(text if is_own else place.of(text))
         if parts:
             found["mask"] = tuple(parts)
         return found
@@ -227,8 +278,8 @@ class _Place(NamedTuple):
     heads: Heads
     length: int
 
-    def of(self, text: Any, has_slopes: bool) -> Any:
-        """A text of the whole as one of this call."""
+    def of(self, text: Any, only: Sequence[str] = ()) -> Any:
+        """A text of the whole as one of this call; only: in which these words alone differ."""
         captures = dict(text.captures)
         one = positions_of((Segment(self.length, 1),), self.rows.device)
         kinds = {
@@ -246,7 +297,7 @@ class _Place(NamedTuple):
                 kinds[name] = (f"fulmen_{name}_numbers", numbers, f"[{name}]")
         used = set(re.findall(r"(?<![$\w.])([A-Za-z_]\w*)", text.text))
         words = {"fulmen_head": "h"}  # of the call itself: its slopes are those of its heads
-        for name in used & kinds.keys():
+        for name in used & (set(only) if only else kinds.keys()):
             array, values, index = kinds[name]
             words[name] = array + index
             captures[array] = values

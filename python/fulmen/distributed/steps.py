@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fulmen
 
-from .parts import Heads, gaps, overlap, parts_of
+from .parts import Heads, gaps, overlap
 
 if TYPE_CHECKING:
     from .problem import Problem, Side
@@ -47,7 +47,7 @@ class Result:
         rows: Side, keys: Side,
     ) -> None:  # fmt: skip
         """Merges the attention of the rows to keys that are here."""
-        for part in parts_of(rows.segments, keys.segments, problem.band, problem.may_join):
+        for part in problem.parts(rows, keys):
             options: Any = problem.options(part, rows, keys, heads)
             if problem.sinks is not None and not self.merges:
                 options["sinks"] = heads.of(problem.sinks)
@@ -151,7 +151,7 @@ class Sums:
     ) -> None:  # fmt: skip
         """Adds what the keys that are here give, to dk and dv too."""
         dq = self.dq
-        parts = parts_of(rows.segments, keys.segments, problem.band, problem.may_join)
+        parts = problem.parts(rows, keys)
         if not self.merges:  # the only step: all parts of these rows are here
             for a, b in gaps([part.rows for part in parts], 0, dq.shape[2]):
                 dq[:, :, a:b] = 0.0
@@ -191,5 +191,5 @@ def merges(problem: Problem, rows: Side, every: list[Side]) -> bool:
     """Whether a row of the rank gets more than one part from the keys of all steps."""
     spans = []
     for keys in every:
-        spans += parts_of(rows.segments, keys.segments, problem.band, problem.may_join)
+        spans += problem.parts(rows, keys)
     return overlap(spans)

@@ -62,6 +62,26 @@ struct Dropout {
   }
 };
 
+// The decisions for one row, key by key: keys that follow each other share a draw.
+struct DropoutRow {
+  const Dropout& dropout;
+  i64 row;
+  u32 batch_head;
+  i64 group = -1;
+  Philox4x32 drawn{};
+
+  constexpr DropoutRow(const Dropout& dropout_, i64 row_, u32 batch_head_)
+      : dropout(dropout_), row(row_), batch_head(batch_head_) {}
+
+  constexpr bool keeps(i64 key) {
+    if (key / 8 != group) {
+      group = key / 8;
+      drawn = dropout.draw(static_cast<u32>(group), static_cast<u32>(row), batch_head);
+    }
+    return dropout.keeps(drawn, static_cast<u32>(key) % 8);
+  }
+};
+
 // round(p * 65536) for p in [0, 1].
 constexpr u32 dropout_threshold(double p) { return static_cast<u32>(p * 65536.0 + 0.5); }
 

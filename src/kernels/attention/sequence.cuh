@@ -30,8 +30,9 @@ enum Fault : u32 {
   kFaultPositions = 128,
   kFaultCaptures = 256,
   kFaultBlocks = 512,
+  kFaultSegments = 1024,
 };
-constexpr i32 kNumFaults = 10;
+constexpr i32 kNumFaults = 11;
 
 // Faults that kernels met, in memory which the host reads meanwhile: a byte each, 1 once it was
 // met. Stores of bytes disturb no others, and host and device need no atomics in common.

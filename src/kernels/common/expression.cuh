@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/attention/integers.cuh"
+#include "kernels/attention/segments.cuh"
 #include "kernels/common/array_access.cuh"
 #include "kernels/common/faults.cuh"
 #include "kernels/expression.h"
@@ -66,6 +67,47 @@ struct UserRows<Math, kCount, true> {
 
 inline void report_outside(const ExpressionParams& e, bool outside) {
   if (outside) report(e.faults, kFaultCaptures);
+}
+
+inline Segment segment_at(const SegmentsView& segments, i64 sequence, i64 n) {
+  return segment_of(n, [&](i64 at, i64 word) {
+    return load_aligned_index(segments.words, segments.words.offset(sequence, 0, at, word));
+  });
+}
+
+// The position of a row, or of a key, of a sequence.
+inline i32 position_by(const SegmentsView& segments, i64 sequence, i64 row) {
+  return static_cast<i32>(segment_position(row, segments.count, [&](i64 n, i64 word) {
+    return load_aligned_index(segments.words, segments.words.offset(sequence, 0, n, word));
+  }));
+}
+
+// Segments out of range, or that share a row. By all threads of a grid, which look at one sequence
+// each.
+inline __attribute__((noinline)) void record_segment_faults(const AttentionParams& p,
+                                                            const ExpressionParams& e,
+                                                            i32 num_threads) {
+  if (e.faults == nullptr || !e.q_segments.present()) return;
+  const i64 thread = static_cast<i64>(ptx::block_index()) * num_threads + ptx::thread_index();
+  const i64 all_threads = static_cast<i64>(ptx::num_blocks()) * num_threads;
+  bool is_bad = false;
+  const auto look_at = [&](const SegmentsView& segments, const ArrayView& offsets, i64 rows,
+                           i64 index) {
+    const AxisEntry own = axis_entry(offsets, ArrayView{}, index);
+    if (own.packed) rows = own.end - own.begin;
+    for (i64 n = 0; n < segments.count; ++n) {
+      const Segment segment = segment_at(segments, index, n);
+      is_bad |= is_bad_segment(segment, rows);
+      for (i64 other = 0; other < n; ++other) {
+        is_bad |= share_rows(segment, segment_at(segments, index, other));
+      }
+    }
+  };
+  for (i64 i = thread; i < p.num_sequences; i += all_threads) {
+    look_at(e.q_segments, p.cu_q, p.q_rows, i);
+    look_at(e.kv_segments, p.cu_kv, p.kv_rows, i);
+  }
+  if (is_bad) report(e.faults, kFaultSegments);
 }
 
 // ---- What the text calls -----------------------------------------------------------------------

@@ -295,6 +295,11 @@ struct Head {
   // 0 for a dropped pair, 1 / (1 - p) for a kept one.
   Real keep(i64 i, i64 j) const {
     if (!dropout.enabled()) return Real(1);
+    if constexpr (kUser.mask) {
+      const ExpressionParams& e = expression_of(p);
+      if (e.q_segments.present()) i = position_by(e.q_segments, index, i);
+      if (e.kv_segments.present()) j = position_by(e.kv_segments, index, j);
+    }
     const u32 batch_head = static_cast<u32>(index * p.heads_q + head);
     const Philox4x32 drawn = dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i), batch_head);
     return dropout.keeps(drawn, static_cast<u32>(j % 8)) ? static_cast<Real>(dropout.kept_scale())

@@ -81,6 +81,9 @@ template <FmaConfig kConfig>
 void forward_naive(const AttentionParams& p) {
   kConfig.caches ? record_cache_faults(p, kConfig.num_threads)
                  : record_faults(p, kConfig.num_threads);
+  if constexpr (kConfig.user.mask) {
+    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+  }
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
   using HeadType =
@@ -291,6 +294,9 @@ void backward_naive_captures_row(const AttentionParams& p, const RowTask& task) 
 template <FmaConfig kConfig>
 void backward_naive_dq(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
+  if constexpr (kConfig.user.mask) {
+    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+  }
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dq_tasks(p)) return;
   const i64 chunks = num_chunks(p.dim_qk);
@@ -300,6 +306,9 @@ void backward_naive_dq(const AttentionParams& p) {
 template <FmaConfig kConfig>
 void backward_naive_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
+  if constexpr (kConfig.user.mask) {
+    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+  }
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dkdv_tasks(p)) return;
   const i64 chunks = dkdv_chunks(p);

@@ -161,6 +161,7 @@ inline void mask_tiles_sm90(const TileListsParams& params) {
   static_assert(MaskTilesConfig::kWarps * Tiles::kTiles == 32);
   const TileLists& lists = params.lists;
   const AttentionParams& p = params.attention;
+  record_segment_faults(p, expression_of(params), kConfig.threads());
   const u32 line_rows = u32(kConfig.by_keys ? params.kv_rows : params.q_rows);
   // Block: (sequence, head, line, part, group).
   const u32 line_and_part = ptx::block_index() / u32(lists.groups);

@@ -126,7 +126,7 @@ class ExpressionOnHost : public testing::TestWithParam<Family> {};
 // A drawn problem of the family's dtype.
 Request drawn_for(RandomProblem& random, const Family& family) {
   const Request drawn = family.caches ? random.draw_cache() : random.draw();
-  return with_expression(random, drawn);
+  return with_segments(random, with_expression(random, drawn));
 }
 
 TEST_P(ExpressionOnHost, AgreesWithTheOracle) {

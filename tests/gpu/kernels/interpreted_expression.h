@@ -28,9 +28,16 @@ inline std::vector<expression::Value> steps_of(const expression::Goal& goal,
   const i64 values[] = {0,      pair.b, pair.h,     pair.hk,    pair.i,
                         pair.j, pair.p, pair.q_len, pair.kv_len};
   std::copy(std::begin(values), std::end(values), operands.variables.begin());
+  if (interpreted->has_segments()) {
+    const auto set = [&operands](Variable variable, i64 position) {
+      operands.variables[static_cast<size_t>(variable)] = position;
+    };
+    set(Variable::kQPosition, interpreted->q_position(pair.b, pair.i));
+    set(Variable::kKvPosition, interpreted->kv_position(pair.b, pair.j));
+  }
   operands.s = s;
   operands.scalars = interpreted->scalars.data();
-  operands.captures = &interpreted->arrays[Array::kCapture0];
+  operands.arrays = &interpreted->arrays;
   std::vector<expression::Value> steps(interpreted->program->steps.size());
   evaluate(*interpreted->program, goal, operands, steps.data());
   return steps;

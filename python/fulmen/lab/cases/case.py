@@ -78,6 +78,8 @@ class Case(Caches, Scalars, Tensors):
     sinks: str = ""  # "normal", "low", "high", "minus_inf"
     q_lengths: tuple[int, ...] = ()
     kv_lengths: tuple[int, ...] = ()
+    q_segments: tuple[Any, ...] = ()  # of each request, or of all: (first row, rows, position), ..
+    kv_segments: tuple[Any, ...] = ()
     q_packed: tuple[int, ...] = ()  # lengths of packed sequences; then q_rows is their sum
     kv_packed: tuple[int, ...] = ()
     q_tail: int = 0  # rows after the last packed sequence

@@ -24,6 +24,7 @@ from .visible import (
     Problem,
     Segment,
     distance,
+    drawn_at,
     pair_shape,
     pairs_of,
     pick,
@@ -110,7 +111,10 @@ def attend(problem: Problem, at: Segment, ar: Arithmetic) -> Head:
     drop = np.ones_like(s)
     if options.dropout_p:
         plane = at.batch * problem.q.shape[-3] + at.head
-        drop = ar.cast(drop_factors(options.dropout_p, options.rng, plane, num_q, num_k))
+        rows, keys = drawn_at(options, at.batch, num_q, num_k)
+        last = (rows.max(initial=-1) + 1, keys.max(initial=-1) + 1)
+        factors = drop_factors(options.dropout_p, options.rng, plane, *map(int, last))
+        drop = ar.cast(factors[np.ix_(rows, keys)])
     zero = ar.number(0)  # a hidden pair stays 0 in a row whose sums are NaN
     return Head(
         visible=see,

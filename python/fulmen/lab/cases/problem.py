@@ -249,6 +249,8 @@ def options_of(case: Case, rng: np.random.Generator) -> Options:
         kv_start=np.array(case.kv_start, case.offsets) if case.kv_start else None,
         slotless=rng.random((case.batch, case.kv_rows)) < 0.25 if case.slots else None,
         positions=positions(case, rng),
+        q_segments=np.array(case.q_segments, case.offsets) if case.q_segments else None,
+        kv_segments=np.array(case.kv_segments, case.offsets) if case.kv_segments else None,
         cu_q=offsets_of(case.q_packed, case.offsets),
         cu_kv=offsets_of(case.kv_packed, case.offsets),
         expression=case.expression,
@@ -366,6 +368,8 @@ def build_call(case: Case, problem: Problem, placement: int = 0) -> Call:
         "kv_lengths": options.kv_lengths,
         "kv_start": options.kv_start,
         "positions": options.positions,
+        "q_segments": options.q_segments,
+        "kv_segments": options.kv_segments,
         "cu_q": options.cu_q,
         "cu_kv": options.cu_kv,
     }

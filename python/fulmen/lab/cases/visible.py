@@ -5,7 +5,8 @@
 visible = row and column inside the lengths AND (causal OR prefix) AND window AND every other mask
 AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
 for top_left, or at positions[i]: for causal, window, ALiBi and chunks alike. Keys below kv_start
-are hidden and positions count from it, and keys without a slot. Compared with pictures drawn by
+are hidden and positions count from it, and keys without a slot. Segments say where rows and keys
+stand, for dropout and expressions too, and hide those that none has. Compared with pictures drawn by
 hand and with fulmen.dense_mask in tests/cases/test_visible.py.
 """
 
@@ -40,6 +41,8 @@ class Options(Scalars):
     kv_start: Array | None = None  # (batch,): left padding
     slotless: Array | None = None  # (batch, kv_row) bool: keys without a slot
     positions: Array | None = None  # (batch, q_row) or, packed, (q_row of all sequences,)
+    q_segments: Array | None = None  # (batch or 1, segment, 3): first row, rows, position
+    kv_segments: Array | None = None  # likewise of keys
     cu_q: Array | None = None  # (batch + 1,): packed
     cu_kv: Array | None = None  # (batch + 1,); None beside cu_q: k and v of caches are dense
     expression: str = ""  # expressions.EXPRESSIONS
@@ -127,8 +130,18 @@ def start(options: Options, batch: int) -> int:
     return 0 if options.kv_start is None else int(options.kv_start[batch])
 
 
+def standing(segments: Array, batch: int, rows: int) -> Array:
+    """Where rows stand by segments, -1 where none has them: (rows,)."""
+    found = np.full(rows, -1, np.int64)
+    for first, count, position in segments[batch if len(segments) > 1 else 0].astype(np.int64):
+        found[first : first + count] = position + np.arange(len(found[first : first + count]))
+    return found
+
+
 def positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     """Where each query stands among the keys: (q_rows,)."""
+    if options.q_segments is not None:
+        return np.maximum(standing(options.q_segments, batch, q_rows), 0)
     if options.positions is not None:
         rows = row_of(options.positions, batch, options.cu_q)
         return np.asarray(rows[:q_rows], np.int64)
@@ -139,6 +152,8 @@ def positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
 
 def key_positions(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     """Where each key stands: (kv_rows,); drafts of a tree stand where their queries do."""
+    if options.kv_segments is not None:
+        return np.maximum(standing(options.kv_segments, batch, kv_rows), 0)
     found = np.arange(kv_rows) - start(options, batch)
     is_tree = any(isinstance(mask, fulmen.masks.Tree) for mask in options.masks)
     if options.positions is not None and is_tree:
@@ -153,6 +168,16 @@ def distance(options: Options, batch: int, q_rows: int, kv_rows: int) -> Array:
     """How far each key is from each query: (q_rows, kv_rows), never negative."""
     position = positions(options, batch, q_rows, kv_rows)
     return np.asarray(abs(position[:, None] - key_positions(options, batch, q_rows, kv_rows)))
+
+
+def drawn_at(options: Options, batch: int, q_rows: int, kv_rows: int) -> tuple[Array, Array]:
+    """The numbers of rows and keys that dropout draws by."""
+    rows, keys = np.arange(q_rows), np.arange(kv_rows)
+    if options.q_segments is not None:
+        rows = positions(options, batch, q_rows, kv_rows)
+    if options.kv_segments is not None:
+        keys = key_positions(options, batch, q_rows, kv_rows)
+    return rows, keys
 
 
 def of_tree(words: Array, draft: Array) -> Array:
@@ -177,11 +202,13 @@ def pairs_of(options: Options, at: tuple[int, int], group: int, q_rows: int, kv_
     batch, head = at
     q_len, kv_len = lengths(options, batch, q_rows, kv_rows)
     first = start(options, batch)
+    place = positions(options, batch, q_rows, kv_rows)[:, None]
+    keys = key_positions(options, batch, q_rows, kv_rows)
     return Pairs(
         *(batch, head, head // max(group, 1)),
-        i=np.arange(q_rows)[:, None],
-        j=np.arange(kv_rows) - first,
-        p=positions(options, batch, q_rows, kv_rows)[:, None],
+        i=np.arange(q_rows)[:, None] if options.q_segments is None else place,
+        j=np.arange(kv_rows) - first if options.kv_segments is None else keys,
+        p=place,
         q_len=q_len,
         kv_len=kv_len - first,
         captures=options.captures,
@@ -195,6 +222,10 @@ def visible(options: Options, batch: int, head: int, q_rows: int, kv_rows: int) 
     position = positions(options, batch, q_rows, kv_rows)[:, None]
     key = key_positions(options, batch, q_rows, kv_rows)
     see: Array = (i < q_len) & (j >= start(options, batch)) & (j < kv_len)
+    if options.q_segments is not None:
+        see &= standing(options.q_segments, batch, q_rows)[:, None] >= 0
+    if options.kv_segments is not None:
+        see &= standing(options.kv_segments, batch, kv_rows) >= 0
     if options.causal:
         ahead = key <= position
         for mask in options.masks:

@@ -4,7 +4,7 @@
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
 that wait), lengths, shapes, numbers, memory, options, pair_tiles, packed, caches, decodes,
-cascades, latent, sparse, appended, indexer, quantised, expressions, grid.
+cascades, latent, sparse, appended, indexer, quantised, expressions, segments, grid.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from . import (
     packed,
     pair_tiles,
     quantised,
+    segments,
     shapes,
     sparse,
 )
@@ -40,7 +41,7 @@ from . import (
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, pair_tiles,
     packed, caches, decodes, cascades, latent, sparse, appended, indexer, quantised, expressions,
-    block_lists, grid,
+    block_lists, segments, grid,
 )  # fmt: skip
 
 
