@@ -139,12 +139,12 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         page_table, page_indptr, kv_start, kv_shared, positions: caches, as in `attention_paged`,
             where a table of rank 1 is a list of pages with the offsets page_indptr.
         q_segments, kv_segments: rows and keys that are parts of a longer sequence: (segment, 3) or
-            (batch, segment, 3) integers, up to 64 segments: first row of the call, rows, position of
-            the first. These positions take the place of i + shift and j for causal, window, masks,
-            ALiBi, dropout and texts; a row or key of no segment takes no part, and one without rows
-            says nothing. Arrays with an element for each row or key have those of the call. Without
-            kv_segments key j stands at position j. Results of calls on disjoint keys merge to that
-            of the whole sequence, and their gradients add up.
+            (batch, segment, 3) integers, up to 64 segments: first row of the call, rows, position
+            of the first. These positions take the place of i + shift and j for causal, window,
+            masks, ALiBi, dropout and texts; a row or key of no segment takes no part, and one
+            without rows says nothing. Arrays with an element for each row or key have those of the
+            call. Without kv_segments key j stands at position j. Results of calls on disjoint keys
+            merge to that of the whole sequence, and their gradients add up.
         slots: page_table has a row of the pools for each key, -1 where it is hidden.
         dropout_p: probability in [0, 1] that an entry is dropped; the kept are scaled up.
         rng: (seed, offset), seed below 2**64, offset below 2**32; required with dropout_p > 0. Or

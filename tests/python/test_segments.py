@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Segments with NumPy: parts of a sequence against the whole, and what masks mean block by block."""
+"""Segments with NumPy: parts of a sequence against the whole, and masks block by block."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_text_and_an_option_are_right(
     cell, t = shown(monkeypatch, op, variant)
     truth = ExpressionTruth(cell, t, torch)
     sides = [FulmenExpression("auto")]
-    if variant in ("alibi", "softcap", "documents", "prefix"):
+    if variant in ("alibi", "softcap", "documents", "prefix", "segments"):
         sides.append(FulmenExpression("auto", keywords=as_option))
     else:
         with pytest.raises(MissingError, match=f"no option means {variant}"):
@@ -82,7 +82,9 @@ def test_a_text_and_an_option_are_right(
     assert truth.error(wrong) > 1e-4
 
 
-@pytest.mark.parametrize("variant", ["alibi", "softcap", "documents", "prefix", "relative"])
+@pytest.mark.parametrize(
+    "variant", ["alibi", "softcap", "documents", "prefix", "relative", "segments"]
+)
 def test_flex_answers_the_same(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

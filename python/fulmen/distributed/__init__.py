@@ -184,10 +184,11 @@ class ContextParallel:
             layout: "bhsd" or "bshd".
             return_lse: return (o, lse), lse (batch, head, row), differentiable too.
             **options: scale, softcap, causal, window, mask, score, alibi_slopes, sinks, dropout_p
-                with rng (the same on every rank), precision, deterministic, batch_invariant, implementation: as in `fulmen.attention` of the
-                whole sequence. Document numbers are of all its rows, on every rank; texts read
-                arrays by positions in it. Gradients of sinks, and of what texts read, are those of
-                the rows of this rank, to be summed over the group as those of weights are.
+                with rng (the same on every rank), precision, deterministic, batch_invariant,
+                implementation: as in `fulmen.attention` of the whole sequence. Document numbers are
+                of all its rows, on every rank; texts read arrays by positions in it. Gradients of
+                sinks, and of what texts read, are those of the rows of this rank, to be summed over
+                the group as those of weights are.
 
         Returns:
             o of the rows of this rank as q, or (o, lse); differentiable once.

@@ -23,11 +23,12 @@ from ..errors import ArgumentError, ShapeError, UnsupportedError
 from ..expressions import Score
 from ..keywords import KEYWORDS, Caches, KvLengths, Offsets, Placement, Segments
 from ..options import check_keywords, window_sides
+from .dropout import DROPOUT, dropout_of, segments_of
 from .parts import Band, Heads, Part, Segment, parts_of
 
 # What speaks of rows and keys, and is said again for each part; what else is read is passed on.
 _OF_PAIRS = {
-    "causal", "window", "alignment", "mask", "score", "alibi_slopes", "sinks", "dropout_p", "rng",
+    "causal", "window", "alignment", "mask", "score", "alibi_slopes", "sinks", *DROPOUT,
 }  # fmt: skip
 _DOCUMENTS = (
     "mask=fulmen.masks.documents(ids) has packed documents, and hides padding by its number"
@@ -37,8 +38,8 @@ _REFUSED = {
     "q_lengths": _DOCUMENTS,
     **dict.fromkeys((*Offsets.__annotations__, *KvLengths.__annotations__), _DOCUMENTS),
     **dict.fromkeys(
-        (*Caches.__annotations__, *Placement.__annotations__, *Segments.__annotations__, "slots", "max_q", "max_kv", "layout",
-         "q_scale", "k_scale", "v_scale"),
+        (*Caches.__annotations__, *Placement.__annotations__, *Segments.__annotations__,
+         "slots", "max_q", "max_kv", "layout", "q_scale", "k_scale", "v_scale"),
         "fulmen.attention on one device reads it",
     ),
 }  # fmt: skip
@@ -81,16 +82,6 @@ def positions_of(segments: tuple[Segment, ...], device: Any) -> Tensor:
     return torch.cat(runs).to(device) if runs else torch.zeros(0, dtype=torch.int64, device=device)
 
 
-@lru_cache(maxsize=32)
-def segments_of(segments: tuple[Segment, ...], device: Any) -> Tensor:
-    """(segment, 3) int32: first row in memory, rows, position of the first."""
-    at, found = 0, []
-    for first, rows in segments:
-        found.append((at, rows, first))
-        at += rows
-    return torch.tensor(found or [(0, 0, 0)], dtype=torch.int32).to(device)
-
-
 class Problem:
     """One call of `ContextParallel.attention`, without its q, k and v."""
 
@@ -111,7 +102,7 @@ class Problem:
         self.band = _band(options, found.get("prefix", 0))
         self.prefix = found.get("prefix", 0)
         self.q_ids, self.kv_ids = self._documents(found)
-        self.dropped = self._dropped(options)
+        self.dropped = dropout_of(options)
         self._sides: dict[Any, Side] = {}
 
     @property
@@ -156,18 +147,6 @@ class Problem:
         if self.dropped and found:
             return [Part((0, rows.rows), (0, keys.rows), None, ())]
         return found
-
-    def _dropped(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of a call that segments say more of: with dropout, else none."""
-        if not options.get("dropout_p"):
-            return {}
-        if options.get("rng") is None:
-            raise ArgumentError(
-                "dropout_p is given to context parallelism without rng; rng=(seed, offset), or an "
-                "int64 tensor of both, the same on every rank, says which entries are dropped"
-            )
-        names = ("causal", "window", "dropout_p", "rng", "alibi_slopes")
-        return {name: options[name] for name in names if options.get(name) is not None}
 
     def _by_segments(self, rows: Side, keys: Side) -> dict[str, Any]:
         """Those of a call of all rows and keys that are here: i and j are positions in it."""

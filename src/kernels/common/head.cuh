@@ -299,6 +299,7 @@ struct Head {
       const ExpressionParams& e = expression_of(p);
       if (e.q_segments.present()) i = position_by(e.q_segments, index, i);
       if (e.kv_segments.present()) j = position_by(e.kv_segments, index, j);
+      if (min(i, j) == kNoPosition) return Real(1);  // hidden
     }
     const u32 batch_head = static_cast<u32>(index * p.heads_q + head);
     const Philox4x32 drawn = dropout.draw(static_cast<u32>(j / 8), static_cast<u32>(i), batch_head);

@@ -25,7 +25,10 @@ REACH = 128  # positions beyond which a relative table says the same
 CAP = 30.0
 BLOCK = 128  # rows and keys of a block of lists
 DENSITIES = {"blocks-0.1": 0.1, "blocks-0.25": 0.25, "blocks-0.5": 0.5}
-VARIANTS = ("identity", "alibi", "softcap", "documents", "prefix", "relative", *DENSITIES)
+CHUNKS = 8  # of a causal sequence, each a segment of rows and of keys
+VARIANTS = (
+    "identity", "alibi", "softcap", "documents", "prefix", "relative", "segments", *DENSITIES,
+)  # fmt: skip
 Keywords = dict[str, Any]
 ROWS, DIMS, DTYPE = 16384, (128, 64), "bfloat16"
 
@@ -49,6 +52,8 @@ class ExpressionCell(Cell):
             return (whole * DOCUMENT**2 + rest**2) / self.rows**2
         if self.option == "prefix":
             return sum(max(i + 1, min(PREFIX, self.rows)) for i in range(self.rows)) / self.rows**2
+        if self.option == "segments":
+            return (self.rows + 1) / (2 * self.rows)
         return 1.0
 
     @property
@@ -78,6 +83,7 @@ class Captures:
     slope: Any  # (head,) float32
     document: Any  # (row,) int32
     table: Any  # (head, 2 REACH + 1) float32
+    segments: Any  # (CHUNKS, 3) int32: the rows and keys of a sequence in chunks
     lists: Any  # (1, head, block of rows, entry) int32; None without lists
 
 
@@ -93,7 +99,10 @@ def as_text(cell: ExpressionCell, t: Captures) -> Keywords:
         "documents": lambda: {"mask": expression("doc[i] == doc[j]", doc=t.document)},
         "prefix": lambda: {"mask": f"j <= p or j < {PREFIX}"},
         "relative": lambda: {"score": fulmen.score(f"s + table[h, {near}]", table=t.table)},
-    }
+        "segments": lambda: {
+            "causal": True, "q_segments": t.segments, "kv_segments": t.segments,
+        },
+    }  # fmt: skip
     return known[cell.option]()
 
 
@@ -108,6 +117,7 @@ def as_option(cell: ExpressionCell, t: Captures) -> Keywords:
         "softcap": lambda: {"softcap": CAP},
         "documents": lambda: {"mask": documents(t.document[None])},
         "prefix": lambda: {"causal": True, "mask": prefix(PREFIX)},
+        "segments": lambda: {"causal": True},
     }
     if cell.option not in known:
         raise MissingError(f"no option means {cell.option}")
@@ -134,6 +144,7 @@ def mask_mod(cell: ExpressionCell, t: Captures) -> Callable[..., Any] | None:
     known: dict[str, Callable[..., Any]] = {
         "documents": lambda b, h, i, j: document[i] == document[j],
         "prefix": lambda b, h, i, j: (j <= i) | (j < PREFIX),
+        "segments": lambda b, h, i, j: j <= i,
     }
     return known.get(cell.option)
 

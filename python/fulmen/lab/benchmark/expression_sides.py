@@ -14,6 +14,7 @@ import fulmen
 from .cells import BLOCK_ROWS, DOCUMENT, SAMPLED_ROWS
 from .expression_cells import (
     BLOCK,
+    CHUNKS,
     DENSITIES,
     REACH,
     VARIANTS,
@@ -34,10 +35,12 @@ def random_captures(cell: ExpressionCell, torch: Any, device: str) -> Captures:
     table = torch.randn(cell.heads, 2 * REACH + 1, generator=source, device=device)
     slope = 2.0 ** -(8 * torch.arange(1, cell.heads + 1, device=device) / cell.heads)
     document = torch.arange(cell.rows, device=device, dtype=torch.int32) // DOCUMENT
+    cuts = torch.arange(CHUNKS + 1, device=device, dtype=torch.int32) * cell.rows // CHUNKS
+    segments = torch.stack((cuts[:-1], cuts.diff(), cuts[:-1]), dim=-1)
     lists = None
     if cell.option in DENSITIES:
         lists = torch.tensor([cell.lists()], dtype=torch.int32, device=device)
-    return Captures(t.q, t.k, t.v, t.do, slope, document, table, lists)
+    return Captures(t.q, t.k, t.v, t.do, slope, document, table, segments, lists)
 
 
 class FulmenExpression(Side):

@@ -6,8 +6,8 @@ visible = row and column inside the lengths AND (causal OR prefix) AND window AN
 AND bias above -inf. Query i stands at i + shift, with shift = kv_len - q_len for bottom_right and 0
 for top_left, or at positions[i]: for causal, window, ALiBi and chunks alike. Keys below kv_start
 are hidden and positions count from it, and keys without a slot. Segments say where rows and keys
-stand, for dropout and expressions too, and hide those that none has. Compared with pictures drawn by
-hand and with fulmen.dense_mask in tests/cases/test_visible.py.
+stand, for dropout and expressions too, and hide those that none has. Compared with pictures drawn
+by hand and with fulmen.dense_mask in tests/cases/test_visible.py.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..arrays import DTYPES
 from ..case import Case
+from .options import ALL_SCORE_OPTIONS, MASKS
 
 Fields = dict[str, Any]
 
@@ -41,15 +42,15 @@ OPTIONS: dict[str, Fields] = {
     "causal": {"causal": True, "need_each": True},
     "window": {"window": (6, 2)},
     "causal_window": {"causal": True, "window": (9, 0), "sinks": "normal"},
-    "prefix": {"causal": True, "masks": (("prefix", 8),)},
-    "chunks": {"masks": (("chunks", 7),), "dlse": True},
     "alibi": {"alibi": "bh", "causal": True},
-    "documents": {"masks": (("documents", 3),), "causal": True},
     "bias": {"bias": "bhqk", "masks": (("bool", "b11k", 0.8),), "causal": True},
-    "softcap": {"softcap": 2.0, "scale": -0.4, "alibi": "h"},
+    "scores": {**ALL_SCORE_OPTIONS, "scale": -0.4, "dlse": True},
     "lengths": {"q_lengths": (20, 13), "kv_lengths": (17, 20), "causal": True},
     "text": {"expression": "alibi", "causal": True},
     "mask_text": {"expression": "dilated", "alibi": "h"},
+}
+MASKED: dict[str, Fields] = {
+    name.replace(" ", "_"): {"masks": kept, "causal": True} for name, kept in MASKS.items() if name
 }
 DROPPED: Fields = {"dropout_p": 0.25, "rng": (5, 6), "causal": True}
 TILES: Fields = {
@@ -61,20 +62,19 @@ OF_TILES: dict[str, Fields] = {
     "causal": {"causal": True},
     "full": {},
     "window": {"causal": True, "window": (80, 0)},
-    "prefix": {"causal": True, "masks": (("prefix", 33),)},
     "alibi": {"causal": True, "alibi": "h"},
-    "documents": {"causal": True, "masks": (("documents", 4),)},
     "bias": {"bias": "1hqk", "causal": True},
     "text": {"expression": "both"},
     "dropout": DROPPED,
     "dim128": {"causal": True, "dim": 128, "heads": 4, "kv_heads": 2},
+    **MASKED,
 }
 
 
 def _cases() -> list[Case]:
     found = []
     for n, (layout, fields) in enumerate(LAYOUTS.items()):
-        for m, (option, own) in enumerate(OPTIONS.items()):
+        for m, (option, own) in enumerate({**OPTIONS, **MASKED}.items()):
             if layout == "far" and "expression" in own:
                 continue  # its functions of NumPy are of the type of sums
             common = {"dtype": DTYPES[(n + m) % 4], "batch": 2, "heads": 4, "kv_heads": 2}
