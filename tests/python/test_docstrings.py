@@ -111,6 +111,7 @@ def test_the_other_calls_share_the_options_of_attention() -> None:
     found = keywords(fulmen.attention_paged)
     assert {**options, **found} == {
         **found, "cu_kv": None, "kv_lengths": None, "page_table": None, "page_indptr": None,
+        "q_segments": None, "kv_segments": None,
     }  # fmt: skip
     assert not typing.get_type_hints(fulmen.errors.Error)
 
