@@ -83,12 +83,14 @@ void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
 }
 
 // Registers leave two warpgroups, shared memory many tiles, of which bias and mask take some. Three
-// where those come in tiles of 8 or 16 bits and nothing else is done to scores: a mask at 16k
-// rows 4.14 ms at d 128 where two take 4.84, 6.20 and 8.55 at d 64 (H200, 2026-11-30).
+// where those come in tiles and nothing else is done to scores: a mask at 16k
+// rows 4.14 ms at d 128 where two take 4.84, 6.20 and 8.55 at d 64; a bias of float32 7.42
+// and 5.61, 9.41 and 10.8 (H200, 2026-11-30).
 void set_per_pair(ForwardSm90Config& config, const Facts& facts) {
   const ScoreOptions& score = config.score;
   const bool is_simple = !score.documents && !score.dropout && !score.alibi && !score.score_mod &&
-                         !score.varlen && !score.user.any() && score.bias != DType::kFloat32;
+                         !score.varlen && !score.user.any() &&
+                         (score.bias != DType::kFloat32 || facts.widest <= 64);
   if (config.pair_tiles()) {
     const i32 warpgroups = is_simple && facts.widest <= 128 && !facts.fit_at_once_two ? 3 : 2;
     return set_tile(config, warpgroups, 64, facts.widest <= 64 ? 3 : 2, warpgroups);
