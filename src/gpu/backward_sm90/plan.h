@@ -104,9 +104,9 @@ class BackwardSm90Plan final : public GpuPlan {
   BackwardParams main_of(const Problem& problem, char* workspace) const;
   BackwardDqParams dq_of(const Problem& problem, char* workspace) const;
   ForwardArguments query_ranges_of(const Problem& problem, char* workspace) const;
-  // What fills the lists of tiles of backward_sm90, or of backward_dq_sm90.
-  TileListsParams key_lists_of(const Problem& problem, char* workspace, FaultBytes* faults) const;
-  TileListsParams query_lists_of(const Problem& problem, char* workspace, FaultBytes* faults) const;
+  // What fills the lists of tiles of backward_sm90, by keys, or of backward_dq_sm90.
+  TileListsParams tile_lists_of(bool by_keys, const Problem& problem, char* workspace,
+                                FaultBytes* faults) const;
   BackwardFallbackParams fallback_of(const Problem& problem, char* workspace) const;
 
   void run(const Call& call) const override;

@@ -197,19 +197,12 @@ ForwardArguments BackwardSm90Plan::query_ranges_of(const Problem& problem, char*
   return arguments;
 }
 
-TileListsParams BackwardSm90Plan::key_lists_of(const Problem& problem, char* workspace,
-                                               FaultBytes* faults) const {
-  TileListsParams params = key_lists;
+TileListsParams BackwardSm90Plan::tile_lists_of(bool by_keys, const Problem& problem,
+                                                char* workspace, FaultBytes* faults) const {
+  const Workspace parts(layout, workspace);
+  TileListsParams params = by_keys ? key_lists : query_lists;
   bind_params(params.attention, problem, faults);
-  params.lists.words = Workspace(layout, workspace).key_lists();
-  return params;
-}
-
-TileListsParams BackwardSm90Plan::query_lists_of(const Problem& problem, char* workspace,
-                                                 FaultBytes* faults) const {
-  TileListsParams params = query_lists;
-  bind_params(params.attention, problem, faults);
-  params.lists.words = Workspace(layout, workspace).query_lists();
+  params.lists.words = by_keys ? parts.key_lists() : parts.query_lists();
   return params;
 }
 
@@ -231,10 +224,10 @@ void BackwardSm90Plan::run(const Call& call) const {
   }
   call.launch(next++, preprocess_of(problem, call.workspace, call.faults));
   if (configs.dq && configs.dq->score.has_tile_lists()) {
-    call.launch(next++, query_lists_of(problem, call.workspace, call.faults));
+    call.launch(next++, tile_lists_of(false, problem, call.workspace, call.faults));
   }
   if (configs.main && configs.main->score.has_tile_lists()) {
-    call.launch(next++, key_lists_of(problem, call.workspace, call.faults));
+    call.launch(next++, tile_lists_of(true, problem, call.workspace, call.faults));
   }
   if (configs.main) {
     BackwardParams params = main_of(problem, call.workspace);

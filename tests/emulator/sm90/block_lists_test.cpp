@@ -94,6 +94,7 @@ void expect_intervals_agree(unsigned seed, i64 window_left) {
 TEST(Sm90ListsOnHost, IntervalsCutListedTiles) {
   expect_intervals_agree<kListedCausal>(701, kNoLimit);
   expect_intervals_agree<kListedSequences>(801, 70);
+  expect_intervals_agree<kListedSequences>(901, 190);  // what is whole is met before what is cut
 }
 
 // An id that names no block is told, and is as if it were not there.
@@ -116,28 +117,53 @@ TEST(Sm90ListsOnHost, AnIdOfNoBlockIsTold) {
   }
 }
 
+// Beside one head of keys, in plain tiles.
+constexpr ForwardSm90Config kListedPlain{
+    .d_qk = 64, .d_v = 64, .kv_rows = 64, .stage_output = false, .score = {.blocks = true}};
+Request listed_request(RandomProblem& random, i64 rows, i64 keys, i64 block) {
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const bool is_of_keys = array == Array::kK || array == Array::kV;
+    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, is_of_keys ? keys : rows, 64});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, rows});
+  request.options.scale = kNan;
+  request.options.block_q = request.options.block_kv = block;
+  return request;
+}
+
+// So many lists for all heads, of equal lengths.
+Tensor lists_of(RandomProblem& random, i64 count, const std::vector<i32>& ids) {
+  const i64 length = static_cast<i64>(ids.size()) / count;
+  const Tensor lists = random.array(DType::kInt32, {1, 1, count, length});
+  RandomProblem::for_each(lists, [&](const i64* at) {
+    store_bytes(RandomProblem::address(lists, at),
+                ids[static_cast<size_t>(at[2] * length + at[3])]);
+  });
+  return lists;
+}
+
+// More tiles than a word of a list has bits.
+TEST(Sm90ListsOnHost, TilesOfSeveralWords) {
+  for (const std::vector<i32>& ids :
+       {std::vector<i32>{0, 68}, {3}, {40}, {65, 31}, {32, 63, 64}, {-1}}) {
+    RandomProblem random(10);
+    Request request = listed_request(random, 64, 69 * 64 - 10, 64);
+    request.arrays[Array::kBlocks] = lists_of(random, 1, ids);
+    expect_agreement<kListedPlain>(request, random, 10);
+  }
+}
+
 // Rows of which lists leave nothing take one attempt, as others do; blocks that nobody lists take
 // no products.
 TEST(Sm90ListsOnHost, WhatIsNotListedTakesNoProducts) {
   RandomProblem random(7);
-  Request request;
-  Arrays& arrays = request.arrays;
-  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, 512, 64});
-    if (array != Array::kO) random.fill_normal(arrays[array]);
-  }
-  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 512});
-  request.options.scale = kNan;
-  request.options.block_q = request.options.block_kv = 128;
+  Request request = listed_request(random, 512, 512, 128);
   const auto products = [&](const std::vector<i32>& ids) {
-    Tensor lists = random.array(DType::kInt32, {1, 1, 4, 4});
-    size_t next = 0;
-    RandomProblem::for_each(
-        lists, [&](const i64* at) { store_bytes(RandomProblem::address(lists, at), ids[next++]); });
-    request.arrays[Array::kBlocks] = lists;
-    constexpr ForwardSm90Config kPlain{
-        .d_qk = 64, .d_v = 64, .kv_rows = 64, .stage_output = false, .score = {.blocks = true}};
-    return run_forward<kPlain>(validate(request, Pointers::kChecked), 1, true);
+    request.arrays[Array::kBlocks] = lists_of(random, 4, ids);
+    return run_forward<kListedPlain>(validate(request, Pointers::kChecked), 1, true);
   };
   const u64 all = products({0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 0, 1, 2, 3});
   const u64 half = products({0, -1, -1, 3, 1, 2, 2, 1, 0, 1, -1, -1, 3, 2, -1, -1});
@@ -149,26 +175,10 @@ TEST(Sm90ListsOnHost, WhatIsNotListedTakesNoProducts) {
 // Rows of a tile behind the last list meet nothing, whatever was in memory before.
 TEST(Sm90ListsOnHost, RowsBehindTheLastListMeetNothing) {
   RandomProblem random(8);
-  Request request;
-  Arrays& arrays = request.arrays;
-  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-    const bool is_key = array == Array::kK || array == Array::kV;
-    arrays[array] = random.contiguous(DType::kBFloat16, {1, 1, is_key ? 512 : 64, 64});
-    if (array != Array::kO) random.fill_normal(arrays[array]);
-  }
-  arrays[Array::kLse] = random.array(DType::kFloat32, {1, 1, 64});
-  request.options.scale = kNan;
-  request.options.block_q = request.options.block_kv = 64;
-  const auto products = [&](std::vector<i64> ids) {
-    Tensor lists = random.indices(DType::kInt64, ids);
-    lists.rank = 4;
-    const i64 shape[4] = {1, 1, 1, 8}, strides[4] = {8, 8, 8, 1};
-    std::copy_n(shape, 4, lists.shape);
-    std::copy_n(strides, 4, lists.strides);
-    request.arrays[Array::kBlocks] = lists;
-    constexpr ForwardSm90Config kPlain{
-        .d_qk = 64, .d_v = 64, .kv_rows = 64, .stage_output = false, .score = {.blocks = true}};
-    return run_forward<kPlain>(validate(request, Pointers::kChecked), 1, true);
+  Request request = listed_request(random, 64, 512, 64);
+  const auto products = [&](const std::vector<i32>& ids) {
+    request.arrays[Array::kBlocks] = lists_of(random, 1, ids);
+    return run_forward<kListedPlain>(validate(request, Pointers::kChecked), 1, true);
   };
   EXPECT_EQ(8 * products({-1, 1, -1, -1, -1, -1, -1, -1}), products({0, 1, 2, 3, 4, 5, 6, 7}));
 }

@@ -65,19 +65,21 @@ TEST(Sm90ExpressionsOnHost, Backward) {
   expect_agreement<kMaskGradients>(1101, 4, false, 260);
   expect_agreement<kBothGradients>(1201, 4, false, 260);
   expect_agreement<kBothGradients>(1301, 2, true, 260);
+  expect_agreement<kMaskGradients>(1501, 4, true, 260);
 }
 
-// Masks that hide one row or key of a tile, a half of it, all of it, and other tiles of another
-// head.
+// Masks that hide one row or key of a tile, a half of it, all but a pair, all of it, and other
+// tiles of another head.
 constexpr const char* kMasks[] = {"j != 37",
                                   "i != 41",
                                   "j % 64 < 32 or i % 64 < 32",
                                   "j % 64 >= 32 and i % 64 >= 32",
+                                  "i % 64 == 41 and j % 64 == 41",
                                   "i // 64 != 1 or j < 64",
                                   "h == 0 or j // 64 != 1"};
 
-void set_mask(Request& request, const char* mask) {
-  request.options.expression = expression::make(nullptr, mask, {});
+void set_mask(Request& request, const char* mask, expression::Names names = {}) {
+  request.options.expression = expression::make(nullptr, mask, std::move(names));
   for (int n = 0; n < kNumCaptures; ++n) request.arrays[capture(n)] = Tensor{};
   request.options.scalar0 = 0;
 }
@@ -98,6 +100,25 @@ TEST(Sm90ExpressionsOnHost, TilesOfMasks) {
       set_mask(request, mask);
       SCOPED_TRACE(mask);
       expect_agreement<kTilesOfMask>(request, random, seed);
+    }
+  }
+}
+
+// Of what the mask hides nothing is told.
+TEST(Sm90ExpressionsOnHost, IndicesBeyondAnArrayAreToldOfPairsThatAreShown) {
+  unsigned seed = 501;
+  for (const auto& [mask, told] :
+       {std::pair{"ids[j] >= 0", u32{kFaultCaptures}}, std::pair{"j < 50 and ids[j] >= 0", 0u}}) {
+    for (bool is_long = false; !is_long; ++seed) {
+      RandomProblem random(seed);
+      Request request = HopperRequest(random, kTilesOfMask, 300).request;
+      is_long = request.arrays[Array::kQ].shape[2] > 20 && request.arrays[Array::kK].shape[2] > 80;
+      if (!is_long) continue;
+      set_mask(request, mask, {{"ids"}, {}});
+      request.arrays[capture(0)] = random.indices(DType::kInt32, std::vector<i64>(50, 1));
+      FaultBytes faults{};
+      run_forward<kTilesOfMask>(validate(request, Pointers::kChecked), seed, false, &faults);
+      EXPECT_EQ(faults.bits(), told) << mask;
     }
   }
 }

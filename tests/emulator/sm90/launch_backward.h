@@ -163,10 +163,11 @@ bool run(const Problem& problem, u32 seed, const Blocks& blocks = {.most = 2}) {
       [&] { backward_preprocess_sm90<kPrepare>(prepare); });
   if constexpr (kFirst.score.has_tile_lists()) {
     if constexpr (!kFirst.dq) {
-      fill_lists<false, kKernels.dq>(problem, plan.query_lists_of(problem, workspace, nullptr),
+      fill_lists<false, kKernels.dq>(problem,
+                                     plan.tile_lists_of(false, problem, workspace, nullptr),
                                      plan.configs.lists_of_dq(), seed);
     }
-    fill_lists<true, kFirst>(problem, plan.key_lists_of(problem, workspace, nullptr),
+    fill_lists<true, kFirst>(problem, plan.tile_lists_of(true, problem, workspace, nullptr),
                              plan.configs.lists_of_main(), seed);
   }
   const BackwardParams params = plan.main_of(problem, workspace);

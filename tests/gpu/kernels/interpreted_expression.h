@@ -43,6 +43,24 @@ inline std::vector<expression::Value> steps_of(const expression::Goal& goal,
   return steps;
 }
 
+// Whether a read of the goal has an index that is out of range.
+inline bool reads_outside(const expression::Goal& goal,
+                          const std::vector<expression::Value>& values) {
+  const auto is_outside = [&](i32 number) {
+    const expression::Step& step = interpreted->program->step(number);
+    if (step.op != expression::Op::kRead) return false;
+    const Tensor& array = interpreted->arrays[array_read(step.index)];
+    for (int n = 0; n < step.num_args; ++n) {
+      const i64 index = values[static_cast<size_t>(step.args[n])].integer;
+      if (index < 0 || index >= array.shape[kMaxRank - step.num_args + n]) return true;
+    }
+    return false;
+  };
+  return std::ranges::any_of(goal.constant, is_outside) ||
+         std::ranges::any_of(goal.row, is_outside) ||
+         std::ranges::any_of(goal.column, is_outside) || std::ranges::any_of(goal.pair, is_outside);
+}
+
 }  // namespace test
 
 template <class Math>
@@ -70,10 +88,11 @@ struct UserExpression {
     return {static_cast<Real>(steps[static_cast<size_t>(program.score)].real),
             static_cast<Real>(steps[static_cast<size_t>(program.slope)].real)};
   }
-  static bool shows(const ExpressionParams&, const Row& row, const Column& column, bool&) {
+  static bool shows(const ExpressionParams&, const Row& row, const Column& column, bool& outside) {
     const expression::Program& program = *test::interpreted->program;
     if (program.mask < 0) return true;
     const auto steps = test::steps_of(program.mask_goal, pair_of(row, column), 0);
+    outside |= test::reads_outside(program.mask_goal, steps);
     return steps[static_cast<size_t>(program.mask)].integer != 0;
   }
   template <class Add>
