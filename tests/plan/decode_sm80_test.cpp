@@ -68,8 +68,8 @@ TEST(DecodeSm80Plan, LeavesFullCardsToHopper) {
   EXPECT_FALSE(decodes(decode_problem(17, 5, 4096), "h200"));
   EXPECT_FALSE(decodes(decode_problem(17, 1, 1023), "h200"));
   EXPECT_TRUE(decodes(decode_problem(16, 1, 4096, 256), "h200"));
-  EXPECT_TRUE(decodes(decode_problem(17, 2, 4096, 256), "h200"));
-  EXPECT_FALSE(decodes(decode_problem(17, 3, 4096, 256), "h200"));
+  EXPECT_TRUE(decodes(decode_problem(17, 4, 4096, 256), "h200"));
+  EXPECT_FALSE(decodes(decode_problem(17, 5, 4096, 256), "h200"));
   Problem named = decode_problem(1, 1, 4096);
   named.implementation = Implementation::kSm90;
   EXPECT_FALSE(decodes(named, "h200"));
@@ -91,7 +91,7 @@ TEST(DecodeSm80Plan, TakesNoPairsOfArraysNorUnalignedRows) {
 TEST(DecodeSm80Plan, TakesMoreKeysAtATime) {
   EXPECT_EQ(gpu::decode_sm80_config(decode_problem(1, 1, 4096), gpu_named("h200")).kv_rows, 32);
   EXPECT_EQ(gpu::decode_sm80_config(decode_problem(1, 1, 4095), gpu_named("h200")).kv_rows, 16);
-  Problem problem = decode_problem(16, 3, 4096);
+  Problem problem = decode_problem(10, 3, 4096);
   EXPECT_EQ(gpu::decode_sm80_config(problem, gpu_named("h200")).kv_rows, 16);
   problem.page_rows = 16;
   const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named("h200"));
@@ -99,6 +99,27 @@ TEST(DecodeSm80Plan, TakesMoreKeysAtATime) {
   EXPECT_EQ(config.splits, 8);
   EXPECT_EQ(config.stages, 1);
   EXPECT_EQ(gpu::decode_sm80_config(problem, gpu_named("rtx4090")).kv_rows, 16);
+}
+
+// Rows of 128 dims are of one head or of neighbours, as far as one warp has the rows of q of all.
+TEST(DecodeSm80Plan, NeighbouringHeadsShareARowTile) {
+  const auto heads = [](i64 dim, i64 heads_q, i64 heads_kv, i64 q_rows = 1) {
+    Problem problem = decode_problem(4, q_rows, 4096, dim);
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named("h200"));
+    EXPECT_LE(config.heads * q_rows * heads_q / heads_kv, max(config.rows(), i32{64}));
+    return config.heads;
+  };
+  EXPECT_EQ(heads(64, 32, 32), 2);
+  EXPECT_EQ(heads(64, 32, 8), 2);
+  EXPECT_EQ(heads(64, 32, 8, 2), 1);
+  EXPECT_EQ(heads(64, 32, 2), 1);
+  EXPECT_EQ(heads(64, 9, 9), 1);
+  EXPECT_EQ(heads(32, 32, 32), 4);
+  EXPECT_EQ(heads(32, 32, 8), 2);
+  EXPECT_EQ(heads(48, 32, 32), 1);
+  EXPECT_EQ(heads(128, 32, 32), 1);
 }
 
 Problem quantised_problem(DType dtype, i64 dim = 128) {
@@ -178,6 +199,13 @@ TEST(DecodeSm80Plan, ClustersForFewRowTiles) {
     EXPECT_EQ(launch(other, "h200").second, size) << batch;
     EXPECT_EQ(gpu::decode_sm80_config(other, gpu_named("h200")).whole, batch == 1);
   }
+  for (const auto& [dim, keys, size] :
+       {std::tuple{128, 65536, 8u}, {64, 65536, 1u}, {64, 4096, 8u}}) {
+    other = decode_problem(1, 1, keys, dim);
+    other.page_rows = 16;
+    other.arrays[Array::kKvLengths].dtype = DType::kInt32;
+    EXPECT_EQ(launch(other, "h200").second, size) << dim << " " << keys;
+  }
 }
 
 // Fewer row tiles are taken whole where there is little to read; else clusters divide their keys,
@@ -200,6 +228,31 @@ TEST(DecodeSm80Plan, ClustersOfHeadsThatDoNotFillTheCard) {
   EXPECT_EQ(launch(8, 16385, DType::kInt8), std::pair(i64{128}, 1u));
   EXPECT_EQ(launch(8, 16384, DType::kInt8), std::pair(i64{64}, 8u));
   EXPECT_EQ(launch(4, 65536, DType::kInt8), std::pair(i64{132}, 1u));
+}
+
+// Whole row tiles of half the splits where there are many: of 16 rows, and of several heads where
+// every multiprocessor has one; else workers that divide row tiles evenly.
+TEST(DecodeSm80Plan, DealsOutWholeRowTiles) {
+  const auto blocks = [](i64 batch, i64 heads_kv, i64 dim, bool whole, bool lengths = false) {
+    Problem problem = decode_problem(batch, 1, 4096, dim);
+    problem.heads_kv = heads_kv;
+    if (lengths) problem.arrays[Array::kKvLengths].dtype = DType::kInt32;
+    const Gpu gpu = gpu_named("h200");
+    const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu);
+    EXPECT_EQ(config.whole, whole) << batch << " " << heads_kv << " " << dim;
+    EXPECT_EQ(config.min_blocks, whole ? 2 : 1);
+    return gpu::plan_decode_sm80(problem, gpu).plan->launches[0].num_blocks;
+  };
+  for (const i64 dim : {64, 128, 256}) {
+    EXPECT_EQ(blocks(128, 2, dim, true), 256);
+    EXPECT_EQ(blocks(48, 2, dim, true), 96);
+    EXPECT_EQ(blocks(45, 2, dim, false), 132);
+    EXPECT_EQ(blocks(128, 2, dim, false, true), 128);
+  }
+  EXPECT_EQ(blocks(32, 8, 64, true), 128);
+  EXPECT_EQ(blocks(128, 8, 64, false), 128);
+  EXPECT_EQ(blocks(100, 8, 64, false), 132);
+  EXPECT_EQ(blocks(16, 8, 128, false), 128);
 }
 
 // As many workers for every head of k and v; the workspace follows from the grid, not from batch

@@ -40,6 +40,29 @@ bool has_aligned_o(const Problem& problem);
 // What plan_decode_sm80 compiles for.
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu);
 
+// What tiles and a launch both count.
+
+// Query rows of a head of k and v.
+inline i64 decode_rows(const Problem& problem) { return problem.max_q * problem.group_size(); }
+
+// Heads of k and v, by those that are in a row tile together.
+inline i64 head_tiles(const Problem& problem, const DecodeSm80Config& config) {
+  return problem.heads_kv / config.heads;
+}
+// Row tiles, but for those behind the first of a group of heads.
+inline i64 heads_of_sequences(const Problem& problem, const DecodeSm80Config& config) {
+  return problem.num_sequences * head_tiles(problem, config);
+}
+
+inline i64 decode_row_tiles(const Problem& problem, const DecodeSm80Config& config) {
+  return ceil_div(decode_rows(problem) * config.heads, config.rows());
+}
+
+// Clusters that a card holds at once: an H200 66 of 2, 30 of 4, 15 of 8.
+inline i64 clusters_at_once(const Gpu& gpu, i64 size) {
+  return gpu.num_multiprocessors * (size <= 2 ? 10 : 9) / 10 / size;
+}
+
 // One kernel for each set of options, each for several head dimensions, in both dtypes: what CI
 // compiles.
 std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu);

@@ -209,11 +209,9 @@ ForwardParams forward_sm90_params(const Problem& problem, const ForwardSm90Confi
 // asked for by name. With a full card this kernel took 256 us where decode_sm80 took 247 (32 x 8k),
 // 497 and 482 (128 x 4k, H200, 2026-11-29).
 static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
-  constexpr i64 kFewRows = 16, kFewWideRows = 8, kManyKeys = 1024;
-  const bool is_wide = max(problem.dim_qk, problem.dim_v) > 128;
+  constexpr i64 kFewRows = 16, kManyKeys = 1024;
   const i64 rows = problem.max_q * problem.group_size();
-  const bool is_read_bound =
-      rows <= (is_wide ? kFewWideRows : kFewRows) && problem.max_kv >= kManyKeys;
+  const bool is_read_bound = rows <= kFewRows && problem.max_kv >= kManyKeys;
   const bool fills_card = problem.num_sequences * problem.heads_kv >= gpu.num_multiprocessors;
   return problem.implementation != Implementation::kSm90 && !problem.has(Array::kBlocks) &&
          (is_read_bound || problem.has_caches() || !problem.may_plan_by_lengths() || !fills_card) &&

@@ -16,8 +16,11 @@ struct DecodeSm80Config {
   bool scaled = false;             // a number for some of them says what they are multiplied by
   bool converts = false;           // e4m3 by the card itself, which has an instruction for it
   ScoreOptions score;
-  i32 d_qk = 128;     // as computed with, a multiple of 16: zeros fill shorter rows up
-  i32 d_v = 128;      // likewise
+  i32 d_qk = 128;  // as computed with, a multiple of 16: zeros fill shorter rows up
+  i32 d_v = 128;   // likewise
+  // Neighbouring heads of k and v whose query rows are one row tile (transposed alone): rows of
+  // them all are copied together, which lie side by side where heads are inside a token.
+  i32 heads = 1;
   i32 row_warps = 1;  // warps that share keys, each with 16 query rows of a row tile
   i32 splits = 8;     // of a block's keys: each has row_warps warps and a ring of its own
   i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
@@ -56,8 +59,8 @@ struct DecodeSm80Config {
   constexpr i32 weight_log2() const { return is_quantised() ? 6 : 0; }
   constexpr bool loses_nan() const { return quantised == DType::kFloat8E4M3 && !converts; }
   constexpr i32 kv_bytes() const { return is_quantised() ? 1 : 2; }
-  // Of a row of a tile of K or V with so many dims: 16 bits.
-  constexpr i32 words(i32 dims) const { return dims * kv_bytes() / 2; }
+  // Of a row of a tile of K or V, whose heads have so many dims: 16 bits.
+  constexpr i32 words(i32 dims) const { return heads * dims * kv_bytes() / 2; }
   // Elements of 16 bytes, dims that a fragment of a tile has: d_qk and d_v are multiples of it.
   constexpr i32 vector() const { return 16 / kv_bytes(); }
   constexpr i32 dim_unit() const { return is_quantised() ? 32 : 16; }
@@ -85,8 +88,8 @@ struct DecodeSm80Config {
   // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
   // maxima and sums; words of the whole block; in a cluster an mbarrier, and this block's slices as
   // every block has them. A stage: K, V, and the scales of both.
-  constexpr i32 k_bytes() const { return kv_rows * d_qk * kv_bytes(); }
-  constexpr i32 scales_at() const { return kv_rows * (d_qk + d_v) * kv_bytes(); }
+  constexpr i32 k_bytes() const { return kv_rows * 2 * words(d_qk); }
+  constexpr i32 scales_at() const { return kv_rows * 2 * words(d_qk + d_v); }
   constexpr i32 stage_bytes() const { return scales_at() + (scaled ? kv_rows * 8 : 0); }
   constexpr i32 ring_bytes() const { return stages * stage_bytes(); }
   // Floats; the rows that lanes store together begin 8 banks apart.
@@ -115,6 +118,7 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("score", config.score);
   each("d_qk", config.d_qk);
   each("d_v", config.d_v);
+  each("heads", config.heads);
   each("row_warps", config.row_warps);
   each("splits", config.splits);
   each("kv_rows", config.kv_rows);
@@ -145,7 +149,7 @@ constexpr ScoreUnit score_unit(const DecodeSm80Config& config, double scale) {
 
 struct DecodeSm80Params {
   AttentionParams attention;
-  i32 group;       // heads of q that share one of k and v
+  i32 group;       // heads of q that share those of k and v of a row tile
   i32 row_tiles;   // of a head of k and v; divides the grid
   u64 stamp;       // of the plan, see ptx::start_counter
   u64* counters;   // (block): how many parts of the row tile that begins in it are there

@@ -15,6 +15,7 @@ struct DecodeConsumerSm80 {
   using Layout = DecodeLayout<kConfig>;
   using Producer = DecodeProducerSm80<kConfig>;
   static constexpr bool kTransposed = Layout::kTransposed;
+  static constexpr i32 kHeads = kConfig.heads;
   static constexpr i32 kFloats = Layout::kFloats, kOFloats = Layout::kOFloats;
   static constexpr DType kProducts = Layout::kProducts;
 
@@ -25,6 +26,7 @@ struct DecodeConsumerSm80 {
   float v_unit[2];           // of O, powers of two
   float alibi[2];
   i32 position[2];
+  i32 head[2];  // of k and v, in the row tile
   Keys visible[2];
   i64 tree[2];
   DecodeSequence sequence;
@@ -52,6 +54,7 @@ struct DecodeConsumerSm80 {
       const i32 row = Layout::row_of(h);
       const i32 i = tile.query_of(row);
       const bool counts = tile.counts(row);
+      if constexpr (kHeads > 1) head[h] = tile.kv_head_of(row);
       maximum[h] = -kInfinity<float>;
       sum[h] = 0;
       v_unit[h] = kConfig.scaled ? __builtin_bit_cast(float, kSmallestPower) : 1;
@@ -77,6 +80,7 @@ struct DecodeConsumerSm80 {
     for (float& s : S) s = 0;
     if constexpr (kConfig.is_quantised()) return multiply_bytes(S, right_rows(k));
     const auto keys = Layout::rows_of_keys(k);
+    if constexpr (kHeads > 1) return multiply_heads(S, keys);
 #pragma unroll
     for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
 #pragma unroll
@@ -172,12 +176,12 @@ struct DecodeConsumerSm80 {
       const i32 lane = static_cast<i32>(lane_index() / 4);
 #pragma unroll
       for (i32 n = 0; n < kConfig.d_v / 16; ++n) {
-        const float* const x = &O[4 * n + h];
+        const float x = own_O(4 * n + h, h), y = own_O(4 * n + h + 2, h);
         if constexpr (kConfig.is_quantised()) {
-          store(16 * n + 2 * lane, x[0], x[2]);
+          store(16 * n + 2 * lane, x, y);
         } else {
-          store(16 * n + lane, x[0]);
-          store(16 * n + lane + 8, x[2]);
+          store(16 * n + lane, x);
+          store(16 * n + lane + 8, y);
         }
       }
       return;
@@ -199,6 +203,42 @@ struct DecodeConsumerSm80 {
   }
 
  private:
+  // S = Q K^T of each head of k and v, of which a column keeps that of its row's head.
+  template <class Rows>
+  void multiply_heads(float (&S)[kFloats], const Rows& keys) {
+    float S_of[kHeads][kFloats]{};
+#pragma unroll
+    for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
+#pragma unroll
+      for (i32 of = 0; of < kHeads; ++of) {
+#pragma unroll
+        for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
+          const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(of * kConfig.d_qk / 16 + step, 16 * n));
+          ptx::mma_m16n8k16<kProducts>(&S_of[of][4 * n], b.word, Q.fragment[step].word[0],
+                                       Q.fragment[step].word[2]);
+        }
+      }
+    }
+#pragma unroll
+    for (i32 f = 0; f < kFloats; ++f) {
+      float own = S_of[0][f];
+#pragma unroll
+      for (i32 of = 1; of < kHeads; ++of)
+        own = chosen(head[Layout::half_of(f)] == of, S_of[of][f], own);
+      S[f] = own;
+    }
+  }
+  // By value: where an address is chosen NVRTC 13.0 keeps all in memory.
+  static float chosen(bool is_first, float x, float y) { return is_first ? x : y; }
+  // Float f of O of the row of half h: of the dims of its own head.
+  float own_O(i32 f, i32 h) const {
+    float own = O[f];
+#pragma unroll
+    for (i32 of = 1; of < kHeads; ++of)
+      own = chosen(head[h] == of, O[f + of * kOFloats / kHeads], own);
+    return own;
+  }
+
   template <BytePairs kPairs>
   WidenedPairs widened(u32 bytes) {
     if constexpr (kConfig.loses_nan()) lost |= lost_e4m3(bytes);

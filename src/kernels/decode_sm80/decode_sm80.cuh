@@ -38,7 +38,8 @@ struct DecodeSm80 {
   void run() {
     if constexpr (kConfig.whole) return attend_whole();
     KeyCounts<kConfig, kConfig.threads()> counts(p, rows, shared + kConfig.words_at());
-    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers());
+    const KeyShares shares(counts.of_head() * static_cast<i32>(p.heads_kv) / kConfig.heads,
+                           workers());
     if (worker() < shares.num_workers && shares.num_chunks > 0) attend_share(counts, shares);
     if constexpr (kConfig.placed) record_position_faults<AlignedIndex>(p, kConfig.threads());
     if (cluster_rank<kConfig>() != 0) return;
@@ -55,16 +56,19 @@ struct DecodeSm80 {
   i32 workers() const {
     if constexpr (kConfig.mixed) {
       const i64 all_rows = AlignedIndex::load(p.cu_q, p.num_sequences * p.cu_q.strides[3]);
-      if (all_rows * params.group > p.num_sequences * kFewRows) return params.workers_beside;
+      const i32 group = params.group / kConfig.heads;
+      if (all_rows * group > p.num_sequences * kFewRows) return params.workers_beside;
     }
     return static_cast<i32>(ptx::num_blocks()) / kConfig.cluster / params.row_tiles;
   }
 
-  // A head of K and V in a sequence.
+  // A row tile of a sequence. Neighbours begin together, and so read neighbouring heads of a token
+  // at about the same time.
   void attend_whole() {
-    const i32 sequences = static_cast<i32>(p.num_sequences);
-    const i32 kv_head = sequences == 1 ? cluster : cluster / sequences;
-    KeyCursor<kConfig> cursor{&p, rows, {}, kv_head, cluster - kv_head * sequences, 0, {}, {}};
+    const i32 head_tiles = static_cast<i32>(p.heads_kv) / kConfig.heads;
+    const i32 index = head_tiles == 1 ? cluster : cluster / head_tiles;
+    const i32 kv_head = cluster - index * head_tiles;
+    KeyCursor<kConfig> cursor{&p, rows, {}, kv_head, index, 0, {}, {}};
     cursor.sequence = decode_sequence<kConfig>(p, cursor.index);
     cursor.blocks = chunked_blocks<kConfig>(p, cursor.sequence, rows);
     if (cursor.blocks.count > 0) attend(KeyShares(1, 1), cursor, 0, cursor.blocks.num_chunks(), 0);

@@ -24,7 +24,7 @@ struct EmptyRows {
       const i32 index = static_cast<i32>(at);
       if (counts.count_of(index) != 0) continue;
       const DecodeSequence sequence = decode_sequence<kConfig>(p, index);
-      for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+      for (i32 kv_head = 0; kv_head < p.heads_kv / kConfig.heads; ++kv_head) {
         clear(row_tile, kv_head, index, sequence);
       }
     }
@@ -37,7 +37,7 @@ struct EmptyRows {
     DecodeSequence rest{};
     rest.q_begin = static_cast<i32>(clamp<i64>(last, 0, p.q_rows));
     rest.shape.q_len = static_cast<i32>(p.q_rows) - rest.q_begin;
-    for (i32 kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
+    for (i32 kv_head = 0; kv_head < p.heads_kv / kConfig.heads; ++kv_head) {
       for (i32 tile = 0; tile * kConfig.rows() < rest.shape.q_len * group; ++tile) {
         clear(tile, kv_head, 0, rest);
       }

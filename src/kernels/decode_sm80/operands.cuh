@@ -46,6 +46,10 @@ struct RowTile {
   i32 head_of(i32 row) const {
     return kv_head * group + (kConfig.one_query ? first + row : (first + row) % group);
   }
+  // Of k and v, of those of the row tile.
+  i32 kv_head_of(i32 row) const {
+    return (head_of(row) - kv_head * group) / (group / kConfig.heads);
+  }
   i32 query_of(i32 row) const { return kConfig.one_query ? 0 : (first + row) / group; }
   // Rows that the arrays have here, and those that count.
   i32 num_rows() const {
@@ -66,7 +70,7 @@ template <DecodeSm80Config kConfig>
 struct DecodeLayout {
   static constexpr bool kTransposed = kConfig.transposed;
   static constexpr i32 kFloats = kConfig.kv_rows / (kTransposed ? 4 : 2);
-  static constexpr i32 kOFloats = kConfig.d_v / (kTransposed ? 4 : 2);
+  static constexpr i32 kOFloats = kConfig.heads * kConfig.d_v / (kTransposed ? 4 : 2);
   static constexpr DType kProducts = kConfig.product_dtype();
 
   // This lane's two rows of the row tile: of S and O, and the row of Q that it loads.

@@ -39,8 +39,8 @@ class ContiguousRows {
   void enter(const KeyCursor<kConfig>& cursor) {
     const AttentionParams& p = *cursor.p;
     const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
-    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
-    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.kv_head, row, 0) * kBytes;
+    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.first_head(), row, 0) * kBytes;
+    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.first_head(), row, 0) * kBytes;
     first_ = row;
   }
   void advance(const KeyCursor<kConfig>& cursor) {
@@ -79,8 +79,8 @@ class PagedRows {
     const AttentionParams& p = *cursor.p;
     const i64 request = p.page_indptr.present() ? 0 : cursor.index;
     first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
-    k_head_ = p.k.data + p.k.offset(0, cursor.kv_head, 0, 0) * kBytes;
-    v_head_ = p.v.data + p.v.offset(0, cursor.kv_head, 0, 0) * kBytes;
+    k_head_ = p.k.data + p.k.offset(0, cursor.first_head(), 0, 0) * kBytes;
+    v_head_ = p.v.data + p.v.offset(0, cursor.first_head(), 0, 0) * kBytes;
     advance(cursor);
   }
   void advance(const KeyCursor<kConfig>& cursor) {
@@ -166,7 +166,7 @@ class DecodeProducerSm80 {
     if (left_ > 0) {
       rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
-      copy(k_tile(stage), cursor_.p->dim_qk, cursor_.p->k.strides[2] * kConfig.kv_bytes(),
+      copy(k_tile(stage), cursor_.p->dim_qk, cursor_.p->k,
            [&](i32 row) { return rows_.k(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
@@ -174,7 +174,7 @@ class DecodeProducerSm80 {
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
-      copy(v_tile(stage), cursor_.p->dim_v, cursor_.p->v.strides[2] * kConfig.kv_bytes(),
+      copy(v_tile(stage), cursor_.p->dim_v, cursor_.p->v,
            [&](i32 row) { return rows_.v(cursor_, row); });
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
@@ -232,24 +232,30 @@ class DecodeProducerSm80 {
 
   // address_of(row): of the first number of a row of the tile. All lanes together.
   template <i32 kDims, class AddressOf>
-  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, i64 step,
+  void copy(const SwizzledTile<kDims, true>& tile, i64 dims, const ArrayView& array,
             const AddressOf& address_of) const {
     constexpr i32 kLanes = lanes_of_row<kDims>();
     constexpr i32 kRows = rows_at_once<kDims>();
     static_assert(kConfig.kv_rows % kRows == 0);
     const i32 row = Split<kConfig>::thread() / kLanes;
     const i32 vector = Split<kConfig>::thread() % kLanes;
-    const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - vector;
+    constexpr i32 kVectors = kDims / 8 / kConfig.heads;  // of a head
+    static_assert(kConfig.heads == 1 || kLanes == kDims / 8);
+    const i32 head = kConfig.heads == 1 ? 0 : vector / kVectors;
+    const i32 vectors = static_cast<i32>(dims) / kConfig.vector() - (vector - head * kVectors);
+    const i64 step = array.strides[2] * kConfig.kv_bytes();
+    const i64 in_row =
+        head * array.strides[1] * kConfig.kv_bytes() + (vector - head * kVectors) * 16;
     // Few instructions for a row: one comparison, and one addition where rows are a step apart.
     const Keys& keys = cursor_.blocks.keys;
     const u32 first =
         static_cast<u32>(cursor_.first_key(Split<kConfig>::of_keys()) + row - keys.begin);
     const bool has_rows = row < kRows && !rows_.is_bad() && 0 < vectors;
     const u32 count = static_cast<u32>(has_rows ? keys.end - keys.begin : 0);
-    const u8* from = address_of(row) + vector * 16;
+    const u8* from = address_of(row) + in_row;
 #pragma unroll
     for (i32 r = 0; r < kConfig.kv_rows; r += kRows) {
-      if (kConfig.paged) from = address_of(r + row) + vector * 16;
+      if (kConfig.paged) from = address_of(r + row) + in_row;
       const bool is_row = first + static_cast<u32>(r) < count;
 #pragma unroll
       for (i32 u = 0; u < kDims / 8; u += kLanes) {

@@ -199,15 +199,15 @@ class SequenceWindow {
   DecodeSequence own_{};
 };
 
-// A block of keys of one head of k and v in one sequence, and the way to the next.
+// A block of keys of the heads of k and v of a row tile in one sequence, and the way to the next.
 template <DecodeSm80Config kConfig>
 struct KeyCursor {
   const AttentionParams* p;
   QueryRows rows;
   SequenceWindow<kConfig> window;
-  i32 kv_head;
-  i32 index;  // of the sequence
-  i32 block;  // of those that it sees, from 0 on
+  i32 kv_head;  // in units of kConfig.heads: number of the row tile's
+  i32 index;    // of the sequence
+  i32 block;    // of those that it sees, from 0 on
   DecodeSequence sequence;
   ChunkedBlocks<kConfig.chunk_blocks> blocks;
 
@@ -228,6 +228,7 @@ struct KeyCursor {
     } while (blocks.count == 0);
   }
   i64 kv_batch() const { return p->packed.kv ? 0 : index; }
+  i64 first_head() const { return i64{kv_head} * kConfig.heads; }
   // Of the keys that a split takes, in its sequence.
   i32 first_key(i32 split) const {
     return (blocks.first + block) * kConfig.block_keys() + split * kConfig.kv_rows;

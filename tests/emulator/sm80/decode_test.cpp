@@ -124,7 +124,7 @@ template <DecodeSm80Config kConfig>
 void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
             FaultBytes* faults = nullptr) {
   const AttentionParams p = gpu::attention_params(problem, faults);
-  const i32 group = static_cast<i32>(problem.group_size());
+  const i32 group = static_cast<i32>(problem.group_size()) * kConfig.heads;
   const i32 row_tiles = static_cast<i32>(ceil_div(problem.max_q * group, i64{kConfig.rows()}));
   const i32 grid = workers * row_tiles * kConfig.cluster;
   const i64 chunks = ceil_div(problem.max_kv, i64{kConfig.block_keys() * kConfig.chunk_blocks}) *
@@ -275,6 +275,25 @@ constexpr DecodeSm80Config with_one_query(DecodeSm80Config config, bool whole = 
   config.whole = whole;
   return config;
 }
+// Row tiles of neighbouring heads of k and v.
+constexpr DecodeSm80Config with_heads(DecodeSm80Config config, i32 heads) {
+  config.heads = heads;
+  config.d_v = config.d_qk;
+  config.transposed = true;
+  return config;
+}
+// Whole row tiles of blocks by themselves: of 16 rows of a warp, and of two warps.
+constexpr DecodeSm80Config kWhole = [] {
+  DecodeSm80Config config = kDense;
+  config.one_query = config.whole = true;
+  return config;
+}();
+constexpr DecodeSm80Config kWholeColumns = [] {
+  DecodeSm80Config config = kWhole;
+  config.row_warps = 2;
+  config.transposed = true;
+  return config;
+}();
 // Two warps of 8 rows, the columns of products.
 constexpr DecodeSm80Config kTwoColumns = [] {
   DecodeSm80Config config = kSixteen;
@@ -400,6 +419,40 @@ TEST(DecodeSm80, ClustersOfADenseBatch) {
       expect_oracle<kFour>(random, request, workers, 1);
       if (rows == 1) expect_oracle<with_one_query(kFour, true)>(random, request, 6, 1);
     }
+  }
+}
+
+// A block for every row tile, in the order of sequences; of one warp's 16 rows, and of two warps'.
+TEST(DecodeSm80, WholeRowTilesOfADenseBatch) {
+  RandomProblem random(3);
+  Request request = decode_request(random, DType::kFloat16, {3, 2, 13, 1, 133});
+  request.arrays[Array::kO] = random.contiguous(DType::kFloat32, {3, 26, 1, 48});
+  expect_oracle<kWhole>(random, request, 6, 1);
+  expect_oracle<kWholeColumns>(random, request, 6, 2);
+}
+
+// Neighbouring heads in one row tile: every length around a block of keys, where keys of other
+// heads and of other sequences are NaN; whole row tiles by one block and by clusters.
+TEST(DecodeSm80, NeighbouringHeads) {
+  constexpr DecodeSm80Config kTwo = with_heads(kPadded, 2), kFourHeads = with_heads(kPadded, 4);
+  for (i64 length = 0; length <= 70; length += tests_everything() ? 1 : 7) {
+    const u32 seed = static_cast<u32>(length);
+    RandomProblem random(seed);
+    Request request = decode_request(random, DType::kBFloat16, {2, 4, 1 + length % 2, 1, 72});
+    Arrays& arrays = request.arrays;
+    const i64 lengths[] = {length, (length * 31 + 7) % 72};
+    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
+    for (const Array array : {Array::kK, Array::kV}) {
+      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
+      for (i64 batch = 0; batch < 2; ++batch) {
+        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
+      }
+    }
+    expect_oracle<kTwo>(random, request, 1 + static_cast<i32>(length % 9), seed);
+    expect_oracle<with_one_query(kFourHeads)>(random, request, 1 + static_cast<i32>(length % 5),
+                                              seed);
+    expect_oracle<with_one_query(with_heads(kPair, 2), true)>(random, request, 4, seed);
+    expect_oracle<with_one_query(kTwo, true)>(random, request, 4, seed);
   }
 }
 
