@@ -161,7 +161,9 @@ i64 run_loop(Loop loop, i64 steps, const void* buffer, i64 bytes) {
 
 CpuDevice cpu_device() {
   const Kernels<float>& table = kernels<float>();
-  return {table.isa, static_cast<int>(table.vector_bytes), num_threads()};
+  const PairKernels* const pairs = pair_kernels(DType::kBFloat16);
+  return {table.isa, static_cast<int>(table.vector_bytes), num_threads(),
+          pairs && pairs->transposes_outputs};
 }
 
 std::vector<const char*> built_isas() {

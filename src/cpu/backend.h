@@ -36,12 +36,13 @@ void scalar_backward(const Problem& problem);
 
 // Online softmax over key blocks, SIMD, threads; no allocation.
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace);
-// The same of a pass that splits no keys, with the products of pairs that are given; null: none.
+// The same with the products of pairs that are given; null: none.
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace,
                    const PairKernels* pairs);
 // Of it, the passes with few rows and many keys (splits_keys): the keys are split among the
 // threads.
-void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace);
+void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace,
+                        const PairKernels* pairs);
 void tiled_backward(const Plan& plan, const Problem& problem, void* workspace);
 
 // The instruction set and the number of threads that a run would use now. Throws Error when

@@ -262,7 +262,10 @@ struct PairKernels {
   void (*scale_columns)(float* C, i64 C_row_stride, i64 rows, i64 columns,
                         const float* scale) = nullptr;
 
-  // Called by a thread before and after some calls of multiply; null: nothing to do.
+  // Whether few_rows multiplies so many rows by tiles, kTileKeys keys at a time; null: never.
+  bool (*few_rows_by_tiles)(i64 rows, i64 dims) = nullptr;
+
+  // Called by a thread before and after some calls of multiply and few_rows; null: nothing to do.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
 };

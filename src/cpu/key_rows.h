@@ -155,13 +155,17 @@ struct HeadRows {
   }
 };
 
-// Keys of a step. One head, behind each other: a third of a first cache. Inside a token: a vector
-// of keys, or with so few rows that a core has arithmetic to spare, half of one, since tokens that
-// are a multiple of 4 KiB apart share few sets of a first cache, which hold 8 to 12 of them.
-inline i64 keys_at_once(i64 heads, i64 row_bytes, bool has_few_rows) {
-  constexpr i64 kVector = 16, kBytes = 16384;
-  if (heads == 1) return max(kBytes / max<i64>(1, row_bytes) / kVector, i64{1}) * kVector;
-  return has_few_rows ? kVector / 2 : kVector;
+// How many keys a step has: whole units where it is one head's, or so many inside a token.
+struct KeysOfStep {
+  i64 unit;
+  i64 inside_token;
+};
+
+// One head, behind each other: a third of a first cache.
+inline i64 keys_at_once(i64 heads, i64 row_bytes, KeysOfStep keys) {
+  constexpr i64 kBytes = 16384;
+  if (heads > 1) return keys.inside_token;
+  return max(kBytes / max<i64>(1, row_bytes) / keys.unit, i64{1}) * keys.unit;
 }
 
 // Keys or values of neighbouring heads, read where they lie and nearly in the order of memory: a

@@ -27,12 +27,14 @@ template <class Real>
 class Split {
  public:
   // at.block: the split within its sequence. kv_heads: as many as lie beside each other, at most.
-  // part: the first row of the first of them among the parts.
+  // part: the first row of the first of them among the parts. pairs: null where numbers are widened
+  // to be multiplied.
   Split(const Problem& problem, const TileSizes& sizes, const SplitShared<Real>& shared,
-        const SplitScratch<Real>& scratch, const HeadBlock& at, Interval kv_heads, i64 part)
+        const SplitScratch<Real>& scratch, const HeadBlock& at, Interval kv_heads, i64 part,
+        const PairKernels* pairs)
       : problem_(problem),
         kernels_(kernels<Real>()),
-        pairs_(problem.kv_dtype() == DType::kBFloat16 ? pair_kernels(DType::kBFloat16) : nullptr),
+        pairs_(pairs),
         sizes_(sizes),
         shared_(shared),
         scratch_(scratch),
@@ -196,6 +198,19 @@ class Split {
            tensor.shape[3] == padded(tensor.shape[3]);
   }
 
+  // Inside a token: a vector of keys, or with so few rows that a core has arithmetic to spare, half
+  // of one, since tokens that are a multiple of 4 KiB apart share few sets of a first cache, which
+  // hold 8 to 12 of them. By tiles, the depth of a product, whatever a core has to spare: sums are
+  // then the same however many heads are read together.
+  KeysOfStep keys_of_step(Array array) const {
+    if (pairs_ && pairs_->few_rows_by_tiles &&
+        pairs_->few_rows_by_tiles(rows_, problem_.dims(array))) {
+      return {32, 32};
+    }
+    const bool widens = problem_.arrays[array].dtype != kDTypeOf<Real> && !pairs_;
+    return {16, rows_ <= (widens ? 1 : 4) ? 8 : 16};
+  }
+
   // Keys of the split where they lie.
   HeadRows list(Array array, Interval kv_heads) const {
     i64 listed = 0;
@@ -206,15 +221,14 @@ class Split {
                  });
     const Tensor& tensor = problem_.arrays[array];
     const i64 size = size_bytes(tensor.dtype);
-    const bool widens = tensor.dtype != kDTypeOf<Real> && !pairs_;
-    const bool has_few_rows = rows_ <= (widens ? 1 : 4);
+    const i64 row_bytes = tensor.shape[3] * size;
     return {.rows = scratch_.key_rows,
             .dtype = tensor.dtype,
             .count = listed,
-            .row_bytes = tensor.shape[3] * size,
+            .row_bytes = row_bytes,
             .heads = kv_heads.size(),
             .head_bytes = tensor.strides[1] * size,
-            .at_once = keys_at_once(kv_heads.size(), tensor.shape[3] * size, has_few_rows)};
+            .at_once = keys_at_once(kv_heads.size(), row_bytes, keys_of_step(array))};
   }
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.
@@ -294,6 +308,7 @@ class Split {
   // for 0, or inf and NaN could have made a difference are computed again, each by itself: what
   // other heads hold changes no bit of one.
   void add_keys_in_pairs() const {
+    const PairTask task(pairs_);
     const FewRowsKernels<float, Pair>& few_rows = pairs_->few_rows;
     const i64 stride = sizes_.padded_dim_qk / 2;
     u64 odd = 0;  // a bit for each head of which a query is not ordinary
@@ -352,7 +367,8 @@ i64 heads_together(const Plan& plan, const Problem& problem, i64 splits) {
 }
 
 template <class Real>
-void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
+void split_keys(const Plan& plan, const Problem& problem, void* workspace,
+                const PairKernels* pairs) {
   const SplitWorkspace<Real> memory(workspace, problem, plan.tile, plan.device.num_threads);
   const TileSizes& sizes = memory.sizes();
   const SplitShared<Real>& shared = memory.shared();
@@ -373,7 +389,7 @@ void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
         const i64 part =
             first_part(problem, sizes, shared.splits[at.sequence_index] + at.block, first);
         const Interval kv_heads{first, min(first + heads, problem.heads_kv)};
-        Split<Real>(problem, sizes, shared, scratch, at, kv_heads, part).run();
+        Split<Real>(problem, sizes, shared, scratch, at, kv_heads, part, pairs).run();
       });
 
   const i64 merges = problem.num_sequences * problem.heads_q;
@@ -387,9 +403,12 @@ void split_keys(const Plan& plan, const Problem& problem, void* workspace) {
 
 }  // namespace
 
-void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace) {
-  problem.dtype == DType::kFloat64 ? split_keys<double>(plan, problem, workspace)
-                                   : split_keys<float>(plan, problem, workspace);
+void split_keys_forward(const Plan& plan, const Problem& problem, void* workspace,
+                        const PairKernels* pairs) {
+  const bool multiplies_pairs = pairs && pairs->few_rows.dot;
+  problem.dtype == DType::kFloat64
+      ? split_keys<double>(plan, problem, workspace, nullptr)
+      : split_keys<float>(plan, problem, workspace, multiplies_pairs ? pairs : nullptr);
 }
 
 }  // namespace fulmen::cpu

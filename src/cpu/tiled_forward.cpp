@@ -307,12 +307,12 @@ void forward(const Plan& plan, const Problem& problem, void* workspace, const Pa
 }  // namespace
 
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace) {
-  if (splits_keys(problem)) return split_keys_forward(plan, problem, workspace);
   tiled_forward(plan, problem, workspace, pair_kernels(problem.kv_dtype()));
 }
 
 void tiled_forward(const Plan& plan, const Problem& problem, void* workspace,
                    const PairKernels* pairs) {
+  if (splits_keys(problem)) return split_keys_forward(plan, problem, workspace, pairs);
   problem.dtype == DType::kFloat64 ? forward<double>(plan, problem, workspace, nullptr)
                                    : forward<float>(plan, problem, workspace, pairs);
 }

@@ -19,6 +19,7 @@ struct CpuDevice {
   const char* isa = "generic";  // the best instruction set that was built and is present
   int vector_bytes = 16;
   int num_threads = 1;
+  bool has_tiles = false;  // multiplies numbers of 16 bits by an instruction on tiles
 };
 
 // Tile of the tiled CPU implementation: rows of q, and rows of k and v, worked on at once.

@@ -6,7 +6,6 @@
 #include "plan/tiled_workspace.h"
 
 #include <cstdint>
-#include <string_view>
 
 #include "core/program.h"
 
@@ -47,8 +46,7 @@ i64 padded(i64 size) { return ceil_div(size, kMostLanes) * kMostLanes; }
 bool has_16_bits(const Problem& problem) { return size_bytes(problem.kv_dtype()) == sizeof(u16); }
 
 i64 forward_columns(const Problem& problem, const CpuDevice& device) {
-  const bool by_tiles = std::string_view(device.isa) == "amx" && has_16_bits(problem);
-  return by_tiles ? kAmxTileColumns : kForwardTileColumns;
+  return device.has_tiles && has_16_bits(problem) ? kAmxTileColumns : kForwardTileColumns;
 }
 
 i64 forward_rows(const Problem& problem) {

@@ -12,6 +12,9 @@
 
 #include "core/tensor.h"
 #include "cpu/kernels.h"
+#if defined(__x86_64__)
+#include "emulated_tiles.h"
+#endif
 
 namespace fulmen::cpu {
 namespace {
@@ -147,8 +150,28 @@ INSTANTIATE_TEST_SUITE_P(Types, FewRows,
 TEST(FewRowsInPairs, AsTheyLie) {
   if (!pair_kernels(DType::kBFloat16))
     GTEST_SKIP() << "the instruction set in use has no products of bf16";
+  const PairTask task(pair_kernels(DType::kBFloat16));
   check(pair_kernels(DType::kBFloat16)->few_rows, DType::kBFloat16);
 }
+
+#if defined(__x86_64__)
+void check_tiles(const PairKernels& kernels) {
+  const PairTask task(&kernels);
+  check(kernels.few_rows, DType::kBFloat16);
+}
+
+TEST(FewRowsInPairs, ByEmulatedTilesBesideVectorsOfAvx2) {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP();
+  check_tiles(kEmulatedTilesAvx2);
+}
+
+TEST(FewRowsInPairs, ByEmulatedTilesBesideVectorsOfAvx512) {
+  if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) {
+    GTEST_SKIP() << "the processor has no AVX-512";
+  }
+  check_tiles(kEmulatedTilesAvx512);
+}
+#endif
 
 TEST(FewRowsInPairs, KnowSumsThatLostNothing) {
   if (!pair_kernels(DType::kBFloat16))

@@ -10,6 +10,7 @@
 //   multiply_add<C, A, B>()                  C[i][n] += the dot products of pairs A[i][k] B[k][n]
 #pragma once
 
+#include "cpu/isa/few_row_tiles.h"
 #include "cpu/isa/pairs.h"
 
 namespace fulmen::cpu {
@@ -25,83 +26,102 @@ constexpr i64 kStripRows = 2 * kTile;
 // product has one term.
 constexpr i64 kStripDepth = 64;
 
-// Rows of A, a row of 16 lanes every `stride`.
-struct Strip {
+// Strips of kRows tiles of rows, one below the other: of C from a row on, and of A, a row every
+// `stride`.
+struct Strips {
   const Pair* A;
   i64 stride;
-  i64 row;  // of C
-  i64 first;
-  i64 depth;  // in whole tiles
+  i64 depth;      // in whole tiles
+  i64 first = 0;  // of the depth
+  i64 row = 0;
+  i64 count = 0;
 };
 
-// C[i][j] is tile 2 i + j, A[i] 4 + i, B[j] 6 + j.
+// One panel of C: C[i][j] is tile 2 i + j, A[i] 4 + i, B[j] 6 + j. A strip's sums are stored one by
+// one when the next strip needs their tiles, between multiplications, as what they start from is
+// loaded.
 template <class Tiles, int kRows, int kColumns>
-[[gnu::noinline]] void multiply_tiles(const Product<float, Pair>& product, const Strip& strip,
+[[gnu::noinline]] void multiply_tiles(const Product<float, Pair>& product, const Strips& strips,
                                       i64 panel) {
   static_assert(kColumns * kTile <= kLanes<float>);
   constexpr i64 kPairBytes = sizeof(Pair);
   const i64 C_bytes = product.C_row_stride * kPairBytes;
-  float* const C = product.C + strip.row * product.C_row_stride + panel * kLanes<float>;
-  const auto C_tile = [&](i64 i, i64 j) {
-    return C + i * kTile * product.C_row_stride + j * kTile;
-  };
-  const bool starts_from_C = product.accumulates || strip.first > 0;
-  const auto start = [&]<int kI, int kJ>(std::integral_constant<int, kI>,
-                                         std::integral_constant<int, kJ>) {
-    if constexpr (kI < kRows && kJ < kColumns) {
-      if (starts_from_C) {
-        Tiles::template load<2 * kI + kJ>(C_tile(kI, kJ), C_bytes);
-      } else {
-        Tiles::template zero<2 * kI + kJ>();
-      }
-    }
-  };
-  constexpr std::integral_constant<int, 0> kFirst;
-  constexpr std::integral_constant<int, 1> kSecond;
-  start(kFirst, kFirst);
-  start(kFirst, kSecond);
-  start(kSecond, kFirst);
-  start(kSecond, kSecond);
-
-  const Pair* const first =
-      product.B + panel * product.B_panel_stride + strip.first * product.B_depth_stride;
-  const i64 A_bytes = strip.stride * kPairBytes;
+  const i64 C_down = kTile * product.C_row_stride;
+  const i64 A_bytes = strips.stride * kPairBytes;
+  const i64 A_down = kTile * strips.stride;
   const i64 B_bytes = product.B_depth_stride * kPairBytes;
-  const i64 A_rows = kTile * strip.stride;
   const i64 B_step = kTile * product.B_depth_stride;
-  for (i64 term = 0; term < product.terms.count; ++term) {
-    const Pair* A = strip.A + product.terms.A[term];
-    const Pair* B = first + product.terms.B[term];
-    const Pair* const A_end = A + strip.depth;
-    for (; A != A_end; A += kTile, B += B_step) {
-      Tiles::template load<4>(A, A_bytes);
-      Tiles::template load<6>(B, B_bytes);
-      Tiles::template multiply_add<0, 4, 6>();
+  const Pair* const first_B =
+      product.B + panel * product.B_panel_stride + strips.first * product.B_depth_stride;
+  const bool starts_from_C = product.accumulates || strips.first > 0;
+
+  float* C = product.C + strips.row * product.C_row_stride + panel * kLanes<float>;
+  float* before = nullptr;
+  const auto start = [&]<int kTileOfC>(std::integral_constant<int, kTileOfC>) {
+    constexpr int kRow = kTileOfC / 2, kColumn = kTileOfC % 2;
+    const i64 at = kRow * C_down + kColumn * kTile;
+    if (before) Tiles::template store<kTileOfC>(before + at, C_bytes);
+    if (starts_from_C) {
+      Tiles::template load<kTileOfC>(C + at, C_bytes);
+    } else {
+      Tiles::template zero<kTileOfC>();
+    }
+  };
+  const auto step = [&]<bool kStarts>(std::bool_constant<kStarts>, const Pair* A, const Pair* B) {
+    if constexpr (kStarts) start(std::integral_constant<int, 0>());
+    Tiles::template load<4>(A, A_bytes);
+    Tiles::template load<6>(B, B_bytes);
+    Tiles::template multiply_add<0, 4, 6>();
+    if constexpr (kColumns > 1) {
+      if constexpr (kStarts) start(std::integral_constant<int, 1>());
+      Tiles::template load<7>(B + kTile, B_bytes);
+      Tiles::template multiply_add<1, 4, 7>();
+    }
+    if constexpr (kRows > 1) {
+      if constexpr (kStarts) start(std::integral_constant<int, 2>());
+      Tiles::template load<5>(A + A_down, A_bytes);
+      Tiles::template multiply_add<2, 5, 6>();
       if constexpr (kColumns > 1) {
-        Tiles::template load<7>(B + kTile, B_bytes);
-        Tiles::template multiply_add<1, 4, 7>();
-      }
-      if constexpr (kRows > 1) {
-        Tiles::template load<5>(A + A_rows, A_bytes);
-        Tiles::template multiply_add<2, 5, 6>();
-        if constexpr (kColumns > 1) Tiles::template multiply_add<3, 5, 7>();
+        if constexpr (kStarts) start(std::integral_constant<int, 3>());
+        Tiles::template multiply_add<3, 5, 7>();
       }
     }
+  };
+
+  const Pair* strip_A = strips.A;
+  for (i64 strip = 0; strip < strips.count; ++strip) {
+    for (i64 term = 0; term < product.terms.count; ++term) {
+      const Pair* A = strip_A + product.terms.A[term];
+      const Pair* B = first_B + product.terms.B[term];
+      const Pair* const A_end = A + strips.depth;
+      if (term == 0) {
+        step(std::true_type(), A, B);
+        A += kTile;
+        B += B_step;
+      }
+      for (; A != A_end; A += kTile, B += B_step) step(std::false_type(), A, B);
+    }
+    before = C;
+    C += kRows * C_down;
+    strip_A += kRows * A_down;
   }
 
-  Tiles::template store<0>(C_tile(0, 0), C_bytes);
-  if constexpr (kColumns > 1) Tiles::template store<1>(C_tile(0, 1), C_bytes);
-  if constexpr (kRows > 1) Tiles::template store<2>(C_tile(1, 0), C_bytes);
-  if constexpr (kRows > 1 && kColumns > 1) Tiles::template store<3>(C_tile(1, 1), C_bytes);
+  Tiles::template store<0>(before, C_bytes);
+  if constexpr (kColumns > 1) Tiles::template store<1>(before + kTile, C_bytes);
+  if constexpr (kRows > 1) Tiles::template store<2>(before + C_down, C_bytes);
+  if constexpr (kRows > 1 && kColumns > 1) {
+    Tiles::template store<3>(before + C_down + kTile, C_bytes);
+  }
 }
 
 template <class Tiles, int kRows>
-void multiply_strip(const Product<float, Pair>& product, const Strip& strip) {
+void multiply_strips(const Product<float, Pair>& product, const Strips& strips) {
+  if (strips.count == 0) return;
   for (i64 panel = 0; panel * kLanes<float> < product.columns; ++panel) {
     if (kPanelTiles > 1 && product.columns - panel * kLanes<float> > kTile) {
-      multiply_tiles<Tiles, kRows, kPanelTiles>(product, strip, panel);
+      multiply_tiles<Tiles, kRows, kPanelTiles>(product, strips, panel);
     } else {
-      multiply_tiles<Tiles, kRows, 1>(product, strip, panel);
+      multiply_tiles<Tiles, kRows, 1>(product, strips, panel);
     }
   }
 }
@@ -125,26 +145,36 @@ inline void scale_columns(float* C, i64 C_row_stride, i64 rows, i64 columns, con
   }
 }
 
+// Whole strips, then the tile of rows that is left.
+template <class Tiles>
+void multiply_rows(const Product<float, Pair>& product, i64 rows, Strips strips) {
+  strips.count = rows / kStripRows;
+  multiply_strips<Tiles, 2>(product, strips);
+  const i64 done = strips.count * kStripRows;
+  strips.row += done;
+  strips.A += done * strips.stride;
+  strips.count = (rows - done) / kTile;
+  multiply_strips<Tiles, 1>(product, strips);
+}
+
 // The rows and the depth that fill tiles.
 template <class Tiles>
 void multiply_whole_tiles(const Product<float, Pair>& product, i64 rows, i64 depth) {
   if (product.accumulates && product.row_scale) scale_rows(product, rows);
-  const bool transposes = product.A_depth_stride != 1;
-  const i64 at_once = transposes ? kStripDepth : depth;
+  Strips strips{product.A, product.A_row_stride, depth};
+  if (product.A_depth_stride == 1) return multiply_rows<Tiles>(product, rows, strips);
   alignas(64) Pair transposed[kStripRows * kStripDepth];
-  for (i64 row = 0; row < rows; row += kStripRows) {
-    const i64 count = min(kStripRows, rows - row);
-    for (i64 first = 0; first < depth; first += at_once) {
-      const Pair* const A = product.A + row * product.A_row_stride + first * product.A_depth_stride;
-      Strip strip{A, product.A_row_stride, row, first, min(at_once, depth - first)};
-      if (transposes) {
-        transpose<Pair>({A, product.A_depth_stride}, strip.depth, count, transposed, kLanes<Pair>,
-                        kStripDepth);
-        strip.A = transposed;
-        strip.stride = kStripDepth;
-      }
-      count > kTile ? multiply_strip<Tiles, 2>(product, strip)
-                    : multiply_strip<Tiles, 1>(product, strip);
+  strips.A = transposed;
+  strips.stride = kStripDepth;
+  for (; strips.row < rows; strips.row += kStripRows) {
+    const i64 count = min(kStripRows, rows - strips.row);
+    for (strips.first = 0; strips.first < depth; strips.first += kStripDepth) {
+      strips.depth = min(kStripDepth, depth - strips.first);
+      const Pair* const A =
+          product.A + strips.row * product.A_row_stride + strips.first * product.A_depth_stride;
+      transpose<Pair>({A, product.A_depth_stride}, strips.depth, count, transposed, kLanes<Pair>,
+                      kStripDepth);
+      multiply_rows<Tiles>(product, count, strips);
     }
   }
 }
@@ -166,6 +196,13 @@ constexpr PairKernels with_tiles(PairKernels kernels) {
   kernels.multiply = multiply_by_tiles<Tiles>;
   kernels.transposes_outputs = true;
   kernels.scale_columns = scale_columns;
+  if (kernels.terms == 1) {
+    using FewRows = FewRowTiles<Tiles>;
+    kernels.few_rows.arrange = FewRows::arrange;
+    kernels.few_rows.dot = FewRows::dot;
+    kernels.few_rows.add = FewRows::add;
+    kernels.few_rows_by_tiles = FewRows::multiplies;
+  }
   kernels.enter = Tiles::configure;
   kernels.leave = Tiles::release;
   return kernels;
