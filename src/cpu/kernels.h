@@ -82,6 +82,12 @@ struct ScoreTerms {
   const Real* keep;    // likewise: dropout's factor; null: 1
 };
 
+// A line of each of some keys that will be wanted next, asked for meanwhile.
+struct LinesAhead {
+  const char* first = nullptr;  // null: none
+  i64 stride = 0;               // bytes from key to key
+};
+
 // One block of forward softmax, a query row per lane.
 template <class Real>
 struct SoftmaxBlock {
@@ -93,6 +99,8 @@ struct SoftmaxBlock {
   Real* row_max;  // (rows) m and l so far, as in SoftmaxState
   Real* row_sum;
   Real* rescale;  // (rows) out: what the output so far is multiplied by
+
+  LinesAhead ahead = {};  // of as many keys; asked for while weights become Pairs
 };
 
 // One block of backward weights, a key per lane.

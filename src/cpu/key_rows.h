@@ -131,6 +131,44 @@ inline Source keys_in_one(const Problem& problem, const CacheSequence& sequence,
   return one;
 }
 
+// A block of keys that a task reads next, asked for while it works on another, a line of every key
+// at a time. Nothing of what does not lie in one piece.
+class KeysAhead {
+ public:
+  KeysAhead() = default;
+  KeysAhead(const Problem& problem, const CacheSequence& sequence, i64 kv_head, i64 first) {
+    if (problem.is_paged() || problem.has_records()) return;
+    for (const Array array : {Array::kK, Array::kV}) {
+      const KeyRow at = readable(problem.cache_layout(), problem.key(sequence, first));
+      const Source source = key_source(problem, array, at, kv_head);
+      const i64 size = size_bytes(source.dtype);
+      if (source.dim_stride != 1) continue;
+      arrays_[array == Array::kV] = {
+          {static_cast<const char*>(source.data), source.row_stride * size},
+          ceil_div(problem.dims(array) * size, kLine)};
+    }
+  }
+
+  LinesAhead next() {
+    for (Lines& some : arrays_) {
+      if (some.left == 0) continue;
+      --some.left;
+      const LinesAhead now = some.lines;
+      some.lines.first += kLine;
+      return now;
+    }
+    return {};
+  }
+
+ private:
+  static constexpr i64 kLine = 64;
+  struct Lines {
+    LinesAhead lines;
+    i64 left = 0;
+  };
+  Lines arrays_[2];
+};
+
 // Rows of `heads` heads: of head h, those of the first h * head_bytes further on.
 struct HeadRows {
   const void* const* rows;  // of the first head

@@ -50,6 +50,9 @@ class ForwardBlock {
       for (i64 first = seen.some.begin / columns * columns; first < seen.some.end;
            first += columns) {
         const Interval keys = clamped(first, first + columns, sequence_.shape.kv_len);
+        const Interval next{keys.end, keys.end + keys.size()};
+        ahead_ = next.end <= seen.some.end ? KeysAhead(problem_, sequence_, kv_head_, next.begin)
+                                           : KeysAhead();
         if (terms_.kind(rows_, keys) != BlockKind::kEmpty) add_keys(keys, seen);
       }
       transpose_outputs(false);
@@ -183,7 +186,8 @@ class ForwardBlock {
                                    .terms = terms,
                                    .row_max = scratch_.row_max + row,
                                    .row_sum = scratch_.row_sum + row,
-                                   .rescale = scratch_.rescale + row});
+                                   .rescale = scratch_.rescale + row,
+                                   .ahead = in_pairs_ ? ahead_.next() : LinesAhead()});
     // O = rescale O + P V
     add_values(rows, keys, terms.addend, rescales ? scratch_.rescale + row : nullptr);
   }
@@ -284,6 +288,7 @@ class ForwardBlock {
   Interval rows_;        // of the block, within q_len
   Interval owned_;       // of the block, within the rows that the sequence owns
   Interval keys_{0, 0};  // those that are loaded
+  KeysAhead ahead_;      // those after them
   View<Real> K_{}, V_{};
   bool pairs_fit_ = false;  // all of Q is ordinary
   bool in_pairs_ = false;   // and so are the keys that are loaded

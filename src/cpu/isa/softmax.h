@@ -116,6 +116,13 @@ template <class Weights, bool kPlain, class Real>
       }
     }
     Weights::store_keys(block, lane, j, weights);
+    if constexpr (Weights::kKeys == 2) {
+      constexpr int kReads = 0, kIntoSecondCache = 2;
+      if (block.ahead.first) {
+        __builtin_prefetch(block.ahead.first + j / 2 * block.ahead.stride, kReads,
+                           kIntoSecondCache);
+      }
+    }
   }
   state.row_sum += sum;
   store(block.row_max + lane, state.row_max);
@@ -125,13 +132,17 @@ template <class Weights, bool kPlain, class Real>
 }
 
 template <class Weights, class Real>
-bool softmax_block(const SoftmaxBlock<Real>& block) {
+bool softmax_block(const SoftmaxBlock<Real>& given) {
+  SoftmaxBlock<Real> block = given;  // whose members no store of weights can change
+  int asked = 0;                     // halves of what is wanted next
   const bool plain = block.terms.map.softcap == Real(0) && block.terms.map.scale > Real(0) &&
                      !block.terms.addend && !block.terms.keep;
   bool rescales = false;
   for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
     const bool changed = plain ? softmax_lanes<Weights, true>(block, lane)
                                : softmax_lanes<Weights, false>(block, lane);
+    if (++asked == 2) block.ahead = {};
+    block.ahead.first += block.keys / 2 * block.ahead.stride;
     rescales = rescales || changed;
   }
   return rescales;
