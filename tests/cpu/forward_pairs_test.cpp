@@ -73,6 +73,16 @@ TEST(ForwardByTiles, AgreesWithTheOracle) {
   EXPECT_GT(runs, emulated_tiles(DType::kBFloat16) ? 30 : -1);
 }
 
+TEST(ForwardByTiles, HeadsThatAreReadTogetherHaveTheBitsOfHeadsAlone) {
+  if (!emulated_tiles(DType::kBFloat16)) GTEST_SKIP() << "no tiles beside such vectors";
+  const auto run = [](RandomProblem& random, const Request& request) {
+    EXPECT_TRUE(run_by_tiles(random, request));
+  };
+  for (const i64 group : {2, 3, 8}) {
+    EXPECT_TRUE(has_bits_of_heads_alone(DType::kBFloat16, group, run)) << group;
+  }
+}
+
 // (1, 2, rows, 64), of more rows than two strips and more keys than one block.
 TEST(ForwardByTiles, TurnsOutputsBackForBlocksOfOtherNumbers) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {

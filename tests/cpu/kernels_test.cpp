@@ -201,6 +201,35 @@ TEST_P(KernelTable, SoftmaxFollowsTheStateOfOneRow) {
   }
 }
 
+// Wherever it is; NaN is none, and its weight NaN.
+TEST_P(KernelTable, SoftmaxFindsTheLargestScore) {
+  const i64 lanes = GetParam()->lanes;
+  const size_t width = static_cast<size_t>(lanes);
+  for (i64 keys = 1; keys <= 11; ++keys) {
+    for (i64 largest = 0; largest < keys; ++largest) {
+      const i64 odd = (largest + 1) % keys;
+      std::vector<float> scores(static_cast<size_t>(keys * lanes), -2.0f), rescale(width),
+          row_max(width, -std::numeric_limits<float>::infinity()), row_sum(width, 0.0f);
+      const auto row = [&](i64 key) { return scores.begin() + key * lanes; };
+      std::fill_n(row(odd), lanes, std::nanf(""));
+      std::fill_n(row(largest), lanes, 3.0f);
+      GetParam()->softmax({.scores = scores.data(),
+                           .stride = lanes,
+                           .keys = keys,
+                           .rows = lanes,
+                           .terms = {{0.5f, 0}, nullptr, nullptr},
+                           .row_max = row_max.data(),
+                           .row_sum = row_sum.data(),
+                           .rescale = rescale.data()});
+      for (size_t lane = 0; lane < width; ++lane) {
+        ASSERT_EQ(row_max[lane], 1.5f) << keys << " keys, " << largest;
+        ASSERT_EQ(row(largest)[static_cast<i64>(lane)], 1.0f);
+        ASSERT_TRUE(odd == largest || std::isnan(row(odd)[static_cast<i64>(lane)]));
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Tables, KernelTable,
                          testing::Values(&kTablesBaseline.float32, &kernels<float>()),
                          [](const auto& table) {
