@@ -33,13 +33,13 @@ void expect_exact_sums(const PairKernels& kernels) {
     bool is_ordinary = true;
     for (u32 i = 0; i < 2 * kDims; ++i) {
       bits[i] = static_cast<u16>(first + i);
-      is_ordinary = is_ordinary && std::isfinite(to_float(f16{bits[i]}));
+      is_ordinary = is_ordinary && std::fabs(to_float(f16{bits[i]})) < 64;
     }
     const Source source{bits.data(), DType::kFloat16, kDims, 1};
     std::vector<Pair> columns(2 * 2 * kColumns), rows(2 * kRows);
     EXPECT_EQ(kernels.pack_columns(source, 2, kDims, columns.data(), 2 * kColumns), is_ordinary);
     EXPECT_EQ(kernels.pack_rows(source, 2, kDims, rows.data(), 2 * kRows), is_ordinary);
-    if (!is_ordinary) continue;
+    if (!is_ordinary) continue;  // NaN and infinities, and what is widened
     for (i64 row = 0; row < 2; ++row) {
       for (i64 d = 0; d < kDims; ++d) {
         const float x = to_float(f16{bits[static_cast<size_t>(row * kDims + d)]});

@@ -40,10 +40,18 @@ struct FewRowTiles {
   static void dot(const Pair* Q, i64 rows, const KeyList& keys, i64 dims, float* scores,
                   i64 stride) {
     if (!multiplies(rows, dims)) return dot_rows_of<InPairs>(Q, rows, keys, dims, scores, stride);
-    for (i64 key = 0; key < keys.count; key += kSide) {
-      alignas(64) float sums[kSide * kSide];
-      multiply_keys(Q, keys, key, dims, sums);
-      store_scores(sums, rows, min(kSide, keys.count - key), scores + key, stride);
+    for (i64 key = 0; key < keys.count; key += kKeys) {
+      LinesOfKeys next(keys, key, dims);
+      alignas(64) float sums[2][kSide * kSide];
+      for (i64 half = 0; half < 2; ++half) {
+        multiply_keys(Q, keys, key + half * kSide, dims, sums[half], next);
+      }
+      for (i64 half = 0; half < 2; ++half) {
+        const i64 first = key + half * kSide;
+        store_scores(sums[half], rows, min(kSide, keys.count - first), scores + first, stride,
+                     next);
+      }
+      next.ask_rest();
     }
   }
 
@@ -53,60 +61,109 @@ struct FewRowTiles {
       return add_rows_of<InPairs>(weights, stride, rows, values, dims, O, O_stride);
     }
     for (i64 key = 0; key < values.count; key += kKeys) {
+      LinesOfKeys next(values, key, dims);
       alignas(64) Pair P[kSide * kSide], V[kSide * kDims];
       load_weights(weights + key / 2, stride, rows, ceil_div(values.count - key, i64{2}), P);
-      Tiles::template load<4>(P, kTileBytes);
       for (i64 first = 0; first < dims; first += kDims) {
         const i64 count = min(kDims, dims - first);
-        interleave_values(values, key, first, count, V);
-        add_products(V, rows, count, O + first, O_stride);
+        interleave_values(values, key, first, count, V, next);
+        alignas(64) float sums[kSide * kDims];
+        multiply_values(P, V, count, sums, next);
+        for (i64 row = 0; row < rows; ++row) {
+          add_row(sums + row * kDims, count, O + row * O_stride + first);
+          next.ask(kKeys / 4 * count / kDims);
+        }
       }
+      next.ask_rest();
     }
   }
 
  private:
-  // sums (key, row) of 16 keys; of keys past the last they are 0.
-  static void multiply_keys(const Pair* Q, const KeyList& keys, i64 key, i64 dims, float* sums) {
-    alignas(64) Pair K[kSide * kDims / 2];  // tile by tile
+  static constexpr i64 kDimBytes = 2;
+
+  // Of 32 keys what is asked for while others are multiplied, some lines at a time: all at once
+  // would fill the buffers that misses wait in, and hold up all that follows.
+  class LinesOfKeys {
+   public:
+    LinesOfKeys(const KeyList& keys, i64 first, i64 dims)
+        : keys_(keys),
+          key_(first),
+          end_(min(first + kKeys, keys.num_ahead)),
+          bytes_(dims * kDimBytes) {}
+
+    [[gnu::always_inline]] void ask(i64 lines) {
+      for (; lines > 0 && key_ < end_; --lines) {
+        fetch_line(static_cast<const char*>(keys_.ahead[key_]) + keys_.ahead_offset + at_);
+        at_ += kLine;
+        if (at_ < bytes_) continue;
+        at_ = 0;
+        ++key_;
+      }
+    }
+    void ask_rest() { ask(kKeys * bytes_); }
+
+   private:
+    const KeyList& keys_;
+    i64 key_;
+    i64 end_;
+    i64 bytes_;  // of a row
+    i64 at_ = 0;
+  };
+
+  static const char* row_of(const KeyList& keys, i64 key, i64 first) {
+    return static_cast<const char*>(keys.rows[key]) + keys.offset + first * kDimBytes;
+  }
+
+  // Of 16 keys as tiles read them.
+  struct Rows {
+    const char* first;
+    i64 stride;
+  };
+
+  // Where they lie, if that is at equal distances; else copied. Keys past the last are 0.
+  static Rows rows_of(const KeyList& keys, i64 key, i64 first, i64 count, Pair* copies) {
+    if (key + kSide <= keys.count) {
+      const i64 stride = row_of(keys, key + 1, 0) - row_of(keys, key, 0);
+      bool is_even = true;
+      for (i64 i = 2; i < kSide; ++i) {
+        is_even = is_even && row_of(keys, key + i, 0) - row_of(keys, key + i - 1, 0) == stride;
+      }
+      if (is_even) return {row_of(keys, key, first), stride};
+    }
+    constexpr i64 kRowBytes = kDims * kDimBytes;
+    char* const out = reinterpret_cast<char*>(copies);
+    for (i64 i = 0; i < kSide; ++i) {
+      const size_t bytes = static_cast<size_t>(count * kDimBytes);
+      if (key + i < keys.count) {
+        __builtin_memcpy(out + i * kRowBytes, row_of(keys, key + i, first), bytes);
+      } else {
+        __builtin_memset(out + i * kRowBytes, 0, bytes);
+      }
+    }
+    return {out, kRowBytes};
+  }
+
+  // sums (key, row) of 16 keys.
+  static void multiply_keys(const Pair* Q, const KeyList& keys, i64 key, i64 dims, float* sums,
+                            LinesOfKeys& next) {
+    alignas(64) Pair copies[kSide * kDims / 2];
     Tiles::template zero<0>();
     for (i64 first = 0; first < dims; first += kDims) {
       const i64 count = min(kDims, dims - first);
-      for (i64 row = 0; row < kSide; ++row) {
-        copy_key(keys, key + row, first, count, K + row * kSide);
-      }
-      for (i64 tile = 0; tile < count / kDepth; ++tile) {
-        Tiles::template load<4>(K + tile * kSide * kSide, kTileBytes);
-        Tiles::template load<5>(Q + (first / kDepth + tile) * kSide * kSide, kTileBytes);
+      const Rows K = rows_of(keys, key, first, count, copies);
+      for (i64 d = 0; d < count; d += kDepth) {
+        Tiles::template load<4>(K.first + d * kDimBytes, K.stride);
+        Tiles::template load<5>(Q + (first + d) / 2 * kSide, kTileBytes);
         Tiles::template multiply_add<0, 4, 5>();
+        next.ask(kSide / 2);
       }
     }
     Tiles::template store<0>(sums, kTileBytes);
   }
 
-  // A row of each of some tiles.
-  static void copy_key(const KeyList& keys, i64 key, i64 first, i64 count, Pair* out) {
-    constexpr i64 kBytes = sizeof(Pair) / 2;  // of a dimension
-    if (key >= keys.count) {
-      for (i64 d = 0; d < count; d += kDepth) __builtin_memset(out + d / 2 * kSide, 0, kTileBytes);
-      return;
-    }
-    const char* const row = static_cast<const char*>(keys.rows[key]) + keys.offset + first * kBytes;
-    const char* const next = row_ahead(keys, key, first * kBytes);
-    for (i64 d = 0; d < count; d += kDepth) {
-      __builtin_memcpy(out + d / 2 * kSide, row + d * kBytes, kTileBytes);
-      fetch_line(next + d * kBytes);
-    }
-  }
-
-  // What is asked for while a key is read: the key itself where there is nothing.
-  static const char* row_ahead(const KeyList& keys, i64 key, i64 at) {
-    const bool asks = key < keys.num_ahead;
-    const void* const row = asks ? keys.ahead[key] : keys.rows[key];
-    return static_cast<const char*>(row) + (asks ? keys.ahead_offset : keys.offset) + at;
-  }
-
   // Scores of 16 keys, of which `keys` are there.
-  static void store_scores(const float* sums, i64 rows, i64 keys, float* scores, i64 stride) {
+  static void store_scores(const float* sums, i64 rows, i64 keys, float* scores, i64 stride,
+                           LinesOfKeys& next) {
     for (i64 key = 0; key < keys; key += kStep) {
       for (i64 row = 0; row < rows; row += kStep) {
         FloatVector square[kStep];
@@ -117,6 +174,7 @@ struct FewRowTiles {
         for (i64 i = 0; i < kStep; ++i) {
           if (row + i < rows) store(scores + (row + i) * stride + key, square[i]);
         }
+        next.ask(kSide);
       }
     }
   }
@@ -125,61 +183,53 @@ struct FewRowTiles {
   static void load_weights(const Pair* weights, i64 stride, i64 rows, i64 pairs, Pair* P) {
     __builtin_memset(P, 0, kSide * kTileBytes);
     for (i64 row = 0; row < rows; ++row) {
-      for (i64 pair = 0; pair < min(kSide, pairs); ++pair) {
-        P[row * kSide + pair] = weights[row * stride + pair];
+      const Pair* const from = weights + row * stride;
+      Pair* const to = P + row * kSide;
+      if (pairs >= kSide) {
+        __builtin_memcpy(to, from, kTileBytes);
+        continue;
       }
+      for (i64 pair = 0; pair < pairs; ++pair) to[pair] = from[pair];
     }
   }
 
   // (pair of keys, dimension): B; keys past the last are 0.
-  static void interleave_values(const KeyList& values, i64 key, i64 first, i64 count, Pair* V) {
-    constexpr i64 kBytes = sizeof(Pair) / 2;
+  static void interleave_values(const KeyList& values, i64 key, i64 first, i64 count, Pair* V,
+                                LinesOfKeys& next) {
     for (i64 pair = 0; pair < kSide; ++pair, key += 2, V += kDims) {
       if (key >= values.count) {
         __builtin_memset(V, 0, static_cast<size_t>(count) * sizeof(Pair));
         continue;
       }
-      const auto row = [&](i64 of) {
-        return static_cast<const char*>(values.rows[of]) + values.offset + first * kBytes;
-      };
-      const char* const even = row(key);
-      const char* const odd = key + 1 < values.count ? row(key + 1) : nullptr;
-      const i64 last = odd ? key + 1 : key;
-      const char* const next[] = {row_ahead(values, key, first * kBytes),
-                                  row_ahead(values, last, first * kBytes)};
+      const char* const even = row_of(values, key, first);
+      const char* const odd = key + 1 < values.count ? row_of(values, key + 1, first) : nullptr;
       for (i64 d = 0; d < count; d += InPairs::kDims) {
+        const i64 at = d * kDimBytes;
         Vector<Pair> pairs[2];
-        InPairs::read_values(even + d * kBytes, odd ? odd + d * kBytes : nullptr, pairs);
+        InPairs::read_values(even + at, odd ? odd + at : nullptr, pairs);
         store(V + d, pairs[0]);
         store(V + d + kStep, pairs[1]);
-        if (d * kBytes % kLine != 0) continue;
-        fetch_line(next[0] + d * kBytes);
-        fetch_line(next[1] + d * kBytes);
       }
+      next.ask(kKeys * count / kDims / 8);
     }
   }
 
-  // O[row] += P V of `count` dimensions; P is in tile 4.
-  static void add_products(const Pair* V, i64 rows, i64 count, float* O, i64 O_stride) {
-    constexpr i64 kColumns = 2 * kSide, kRowBytes = 2 * kTileBytes, kV_bytes = kDims * 4;
-    alignas(64) float sums[kSide * kColumns];
-    for (i64 d = 0; d < count; d += kColumns) {
+  // sums (row, dimension) = P V of `count` dimensions.
+  static void multiply_values(const Pair* P, const Pair* V, i64 count, float* sums,
+                              LinesOfKeys& next) {
+    constexpr i64 kRowBytes = kDims * 4;
+    Tiles::template load<4>(P, kTileBytes);
+    for (i64 d = 0; d < count; d += kSide) {
       Tiles::template zero<0>();
-      Tiles::template load<5>(V + d, kV_bytes);
+      Tiles::template load<5>(V + d, kRowBytes);
       Tiles::template multiply_add<0, 4, 5>();
-      Tiles::template zero<1>();
-      Tiles::template load<6>(V + d + kSide, kV_bytes);
-      Tiles::template multiply_add<1, 4, 6>();
-      Tiles::template store<0>(sums, kRowBytes);
-      Tiles::template store<1>(sums + kSide, kRowBytes);
-      for (i64 row = 0; row < rows; ++row) {
-#pragma GCC unroll 4
-        for (i64 i = 0; i < kColumns; i += kStep) {
-          float* const to = O + row * O_stride + d + i;
-          store(to, load(to) + load(sums + row * kColumns + i));
-        }
-      }
+      Tiles::template store<0>(sums + d, kRowBytes);
+      next.ask(kKeys / 8);
     }
+  }
+
+  static void add_row(const float* sums, i64 count, float* O) {
+    for (i64 d = 0; d < count; d += kStep) store(O + d, load(O + d) + load(sums + d));
   }
 };
 

@@ -38,13 +38,15 @@ struct BFloat16Terms {
   bool all_ordinary() const { return !any(odd_ones != 0); }
 };
 
-// f16: x = high + low exactly, for 11 digits are 8 and 3; neither inf nor NaN.
+// f16: x = high + low exactly, for 11 digits are 8 and 3. Below 64: of larger numbers scores are so
+// large that what sums in another order round differently is seen, in a backward pass that widens.
 struct Float16Terms {
   static constexpr int kTerms = 2;
+  static constexpr Half kTooLarge = (15 + 6) << 10;
   HalvesVector odd_ones{};
 
   void split(HalvesVector bits, HalvesVector* terms) {
-    odd_ones |= (HalvesVector)((bits & 0x7c00) == 0x7c00);
+    odd_ones |= (HalvesVector)((bits & 0x7fff) >= kTooLarge);
     Half numbers[kHalfWidth], high[kHalfWidth], low[kHalfWidth];
     __builtin_memcpy(numbers, &bits, sizeof(bits));
     for (i64 i = 0; i < kHalfWidth; i += kWidth<float>) {
