@@ -21,13 +21,14 @@ constexpr i64 kMostLanes = 32;  // float32 with AVX-512
 // matrices of a block in use.
 constexpr i64 kTileRows = 96;
 
-// More rows of long passes over 16-bit keys: a block of keys is packed or widened for a task anew,
-// which with twice as many rows is 2 to 5 % less of its time. Four times as many where that leaves
-// tasks enough for the cores of most machines.
+// More rows of passes over 16-bit keys: a block of keys is packed or widened for a task anew, which
+// with twice as many rows is 2 to 5 % less of its time. Four times as many where that leaves tasks
+// enough for the cores of most machines.
 constexpr i64 kWideTileRows = 2 * kTileRows;
 constexpr i64 kWidestTileRows = 4 * kTileRows;
 constexpr i64 kLeastWideRows = 1024;
 constexpr i64 kLeastWidestTasks = 12;
+constexpr i64 kLeastWidestTasksOfShort = 32;
 
 constexpr i64 kForwardTileColumns = 128;
 // Where tiles multiply 16-bit numbers, loading and storing outputs is a larger share than products.
@@ -50,9 +51,11 @@ i64 forward_columns(const Problem& problem, const CpuDevice& device) {
 }
 
 i64 forward_rows(const Problem& problem) {
-  if (size_bytes(problem.kv_dtype()) > 2 || problem.max_q < kLeastWideRows) return kTileRows;
-  const i64 blocks = most_blocks(problem, problem.q_rows, kWidestTileRows);
-  return blocks * problem.heads_q >= kLeastWidestTasks ? kWidestTileRows : kWideTileRows;
+  if (size_bytes(problem.kv_dtype()) > 2) return kTileRows;
+  const bool is_long = problem.max_q >= kLeastWideRows;
+  const i64 tasks = most_blocks(problem, problem.q_rows, kWidestTileRows) * problem.heads_q;
+  if (tasks >= (is_long ? kLeastWidestTasks : kLeastWidestTasksOfShort)) return kWidestTileRows;
+  return is_long ? kWideTileRows : kTileRows;
 }
 
 i64 num_q_rows(const Problem& problem) {
