@@ -199,6 +199,22 @@ struct KeysOfStep {
   i64 inside_token;
 };
 
+// Inside a token: a vector of keys, or with so few rows that a core has arithmetic to spare, half
+// of one, since tokens that are a multiple of 4 KiB apart share few sets of a first cache, which
+// hold 8 to 12 of them. By tiles, the depth of a product, whatever a core has to spare: sums are
+// then the same however many heads are read together.
+inline KeysOfStep keys_of_step(bool by_tiles, bool has_few_rows) {
+  if (by_tiles) return {32, 32};
+  return {16, has_few_rows ? 8 : 16};
+}
+
+inline void list_rows(const Source& source, i64 count, const void** rows) {
+  const i64 bytes = source.row_stride * size_bytes(source.dtype);
+  for (i64 key = 0; key < count; ++key) {
+    rows[key] = static_cast<const char*>(source.data) + key * bytes;
+  }
+}
+
 // One head, behind each other: a third of a first cache.
 inline i64 keys_at_once(i64 heads, i64 row_bytes, KeysOfStep keys) {
   constexpr i64 kBytes = 16384;

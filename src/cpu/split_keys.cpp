@@ -198,17 +198,11 @@ class Split {
            tensor.shape[3] == padded(tensor.shape[3]);
   }
 
-  // Inside a token: a vector of keys, or with so few rows that a core has arithmetic to spare, half
-  // of one, since tokens that are a multiple of 4 KiB apart share few sets of a first cache, which
-  // hold 8 to 12 of them. By tiles, the depth of a product, whatever a core has to spare: sums are
-  // then the same however many heads are read together.
   KeysOfStep keys_of_step(Array array) const {
-    if (pairs_ && pairs_->few_rows_by_tiles &&
-        pairs_->few_rows_by_tiles(rows_, problem_.dims(array))) {
-      return {32, 32};
-    }
+    const bool by_tiles = pairs_ && pairs_->few_rows_by_tiles &&
+                          pairs_->few_rows_by_tiles(rows_, problem_.dims(array));
     const bool widens = problem_.arrays[array].dtype != kDTypeOf<Real> && !pairs_;
-    return {16, rows_ <= (widens ? 1 : 4) ? 8 : 16};
+    return cpu::keys_of_step(by_tiles, rows_ <= (widens ? 1 : 4));
   }
 
   // Keys of the split where they lie.
@@ -221,14 +215,13 @@ class Split {
                  });
     const Tensor& tensor = problem_.arrays[array];
     const i64 size = size_bytes(tensor.dtype);
-    const i64 row_bytes = tensor.shape[3] * size;
     return {.rows = scratch_.key_rows,
             .dtype = tensor.dtype,
             .count = listed,
-            .row_bytes = row_bytes,
+            .row_bytes = tensor.shape[3] * size,
             .heads = kv_heads.size(),
             .head_bytes = tensor.strides[1] * size,
-            .at_once = keys_at_once(kv_heads.size(), row_bytes, keys_of_step(array))};
+            .at_once = keys_at_once(kv_heads.size(), tensor.shape[3] * size, keys_of_step(array))};
   }
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.
@@ -242,13 +235,6 @@ class Split {
                      for (i64 row = 0; row < rows_; ++row) key[row * scratch_.stride] *= scale;
                    }
                  });
-  }
-
-  static void list_rows(const Source& source, i64 count, const void** rows) {
-    const i64 bytes = source.row_stride * size_bytes(source.dtype);
-    for (i64 key = 0; key < count; ++key) {
-      rows[key] = static_cast<const char*>(source.data) + key * bytes;
-    }
   }
 
   // call(kv_head, first key within keys_, the keys): where they lie when a kernel can read them

@@ -37,57 +37,79 @@ struct Strips {
   i64 count = 0;
 };
 
-// One panel of C: C[i][j] is tile 2 i + j, A[i] 4 + i, B[j] 6 + j. A strip's sums are stored one by
-// one when the next strip needs their tiles, between multiplications, as what they start from is
-// loaded.
+// Two by two tiles of sums: C[i][j] is tile 2 i + j, A[i] 4 + i, B[j] 6 + j. What sums start from
+// is loaded, and those before them are stored, between the first multiplications.
+template <class Tiles, int kRows, int kColumns>
+struct TilesOfSums {
+  template <int kTileOfC>
+  [[gnu::always_inline]] i64 at() const {
+    return kTileOfC / 2 * C_down + kTileOfC % 2 * kTile;
+  }
+
+  template <int kTileOfC>
+  [[gnu::always_inline]] void start() const {
+    if (before) Tiles::template store<kTileOfC>(before + at<kTileOfC>(), C_bytes);
+    if (starts_from_C) {
+      Tiles::template load<kTileOfC>(C + at<kTileOfC>(), C_bytes);
+    } else {
+      Tiles::template zero<kTileOfC>();
+    }
+  }
+
+  template <bool kStarts>
+  [[gnu::always_inline]] void add(const Pair* A, const Pair* B) const {
+    if constexpr (kStarts) start<0>();
+    Tiles::template load<4>(A, A_bytes);
+    Tiles::template load<6>(B, B_bytes);
+    Tiles::template multiply_add<0, 4, 6>();
+    if constexpr (kColumns > 1) {
+      if constexpr (kStarts) start<1>();
+      Tiles::template load<7>(B + kTile, B_bytes);
+      Tiles::template multiply_add<1, 4, 7>();
+    }
+    if constexpr (kRows > 1) {
+      if constexpr (kStarts) start<2>();
+      Tiles::template load<5>(A + A_down, A_bytes);
+      Tiles::template multiply_add<2, 5, 6>();
+    }
+    if constexpr (kRows > 1 && kColumns > 1) {
+      if constexpr (kStarts) start<3>();
+      Tiles::template multiply_add<3, 5, 7>();
+    }
+  }
+
+  [[gnu::always_inline]] void store_last() const {
+    Tiles::template store<0>(before, C_bytes);
+    if constexpr (kColumns > 1) Tiles::template store<1>(before + at<1>(), C_bytes);
+    if constexpr (kRows > 1) Tiles::template store<2>(before + at<2>(), C_bytes);
+    if constexpr (kRows > 1 && kColumns > 1) {
+      Tiles::template store<3>(before + at<3>(), C_bytes);
+    }
+  }
+
+  i64 A_bytes, A_down, B_bytes, C_bytes, C_down;
+  bool starts_from_C;
+  float* C;
+  float* before = nullptr;  // where the sums in tiles belong
+};
+
+// One panel of C, of all strips.
 template <class Tiles, int kRows, int kColumns>
 [[gnu::noinline]] void multiply_tiles(const Product<float, Pair>& product, const Strips& strips,
                                       i64 panel) {
   static_assert(kColumns * kTile <= kLanes<float>);
   constexpr i64 kPairBytes = sizeof(Pair);
-  const i64 C_bytes = product.C_row_stride * kPairBytes;
-  const i64 C_down = kTile * product.C_row_stride;
-  const i64 A_bytes = strips.stride * kPairBytes;
-  const i64 A_down = kTile * strips.stride;
-  const i64 B_bytes = product.B_depth_stride * kPairBytes;
+  TilesOfSums<Tiles, kRows, kColumns> sums{
+      .A_bytes = strips.stride * kPairBytes,
+      .A_down = kTile * strips.stride,
+      .B_bytes = product.B_depth_stride * kPairBytes,
+      .C_bytes = product.C_row_stride * kPairBytes,
+      .C_down = kTile * product.C_row_stride,
+      .starts_from_C = product.accumulates || strips.first > 0,
+      .C = product.C + strips.row * product.C_row_stride + panel * kLanes<float>};
   const i64 B_step = kTile * product.B_depth_stride;
   const Pair* const first_B =
       product.B + panel * product.B_panel_stride + strips.first * product.B_depth_stride;
-  const bool starts_from_C = product.accumulates || strips.first > 0;
-
-  float* C = product.C + strips.row * product.C_row_stride + panel * kLanes<float>;
-  float* before = nullptr;
-  const auto start = [&]<int kTileOfC>(std::integral_constant<int, kTileOfC>) {
-    constexpr int kRow = kTileOfC / 2, kColumn = kTileOfC % 2;
-    const i64 at = kRow * C_down + kColumn * kTile;
-    if (before) Tiles::template store<kTileOfC>(before + at, C_bytes);
-    if (starts_from_C) {
-      Tiles::template load<kTileOfC>(C + at, C_bytes);
-    } else {
-      Tiles::template zero<kTileOfC>();
-    }
-  };
-  const auto step = [&]<bool kStarts>(std::bool_constant<kStarts>, const Pair* A, const Pair* B) {
-    if constexpr (kStarts) start(std::integral_constant<int, 0>());
-    Tiles::template load<4>(A, A_bytes);
-    Tiles::template load<6>(B, B_bytes);
-    Tiles::template multiply_add<0, 4, 6>();
-    if constexpr (kColumns > 1) {
-      if constexpr (kStarts) start(std::integral_constant<int, 1>());
-      Tiles::template load<7>(B + kTile, B_bytes);
-      Tiles::template multiply_add<1, 4, 7>();
-    }
-    if constexpr (kRows > 1) {
-      if constexpr (kStarts) start(std::integral_constant<int, 2>());
-      Tiles::template load<5>(A + A_down, A_bytes);
-      Tiles::template multiply_add<2, 5, 6>();
-      if constexpr (kColumns > 1) {
-        if constexpr (kStarts) start(std::integral_constant<int, 3>());
-        Tiles::template multiply_add<3, 5, 7>();
-      }
-    }
-  };
-
   const Pair* strip_A = strips.A;
   for (i64 strip = 0; strip < strips.count; ++strip) {
     for (i64 term = 0; term < product.terms.count; ++term) {
@@ -95,23 +117,17 @@ template <class Tiles, int kRows, int kColumns>
       const Pair* B = first_B + product.terms.B[term];
       const Pair* const A_end = A + strips.depth;
       if (term == 0) {
-        step(std::true_type(), A, B);
+        sums.template add<true>(A, B);
         A += kTile;
         B += B_step;
       }
-      for (; A != A_end; A += kTile, B += B_step) step(std::false_type(), A, B);
+      for (; A != A_end; A += kTile, B += B_step) sums.template add<false>(A, B);
     }
-    before = C;
-    C += kRows * C_down;
-    strip_A += kRows * A_down;
+    sums.before = sums.C;
+    sums.C += kRows * sums.C_down;
+    strip_A += kRows * sums.A_down;
   }
-
-  Tiles::template store<0>(before, C_bytes);
-  if constexpr (kColumns > 1) Tiles::template store<1>(before + kTile, C_bytes);
-  if constexpr (kRows > 1) Tiles::template store<2>(before + C_down, C_bytes);
-  if constexpr (kRows > 1 && kColumns > 1) {
-    Tiles::template store<3>(before + C_down + kTile, C_bytes);
-  }
+  sums.store_last();
 }
 
 template <class Tiles, int kRows>
