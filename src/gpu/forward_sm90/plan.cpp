@@ -127,10 +127,6 @@ ForwardSm90Config forward_sm90_config(const Problem& problem, const Gpu& gpu,
                                       std::vector<TileCandidate>* compared) {
   ++config_derivations();
   ForwardSm90Config config = with_tile(options_of(problem), problem, gpu, compared);
-  if (config.has_8_bits()) {
-    config.promoted_blocks =
-        (config.promotes_in_memory() ? kPromotedKeysInMemory : kPromotedKeys) / config.kv_rows;
-  }
   config.gathers = gathers_rows(problem, config);
   leave_out(config, problem);
   return config;
@@ -156,7 +152,7 @@ size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
 i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, const Gpu& gpu) {
   const i32 chosen = problem.tile.heads_per_group;
   if (chosen != TileChoice::kOfTable) return chosen;
-  const bool masked = config.score.mask_kind != MaskKind::kNone;
+  const bool masked = score_options_of(problem).mask_kind != MaskKind::kNone;
   const bool varlen = config.score.varlen;
   if (!masked && !varlen && problem.max_kv > kShortRows) return 1;
   const i64 rows =
@@ -338,7 +334,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   KernelLaunch launch{forward_sm90_spec(config)};
   launch.num_blocks = min(work_tiles, most_at_once) * cluster;
   launch.cluster_size = cluster;
-  if (config.has_8_bits()) add_transposed_values(*plan, problem, launch.num_blocks);
+  if (config.has_8_bits()) add_transposed_values(*plan, problem);
   launch.overlap_previous = true;  // as far as it sets up its barriers
   plan->launches.push_back(std::move(launch));
   if (config.mixed) return beside_decode(std::move(plan), problem, gpu);
@@ -360,7 +356,6 @@ void ForwardSm90Plan::run(const Call& call) const {
   map(Array::kK, config.paged ? page_rows : config.own_keys(), config.swizzle, arguments.maps.k);
   if (config.has_8_bits()) {
     arguments.params.values = reinterpret_cast<u8*>(call.workspace) + kKeyRangesOffset;
-    arguments.params.sums = reinterpret_cast<float*>(call.workspace + sums_offset);
     encode(call.driver, value_box(*this, arguments.params.values), arguments.maps.v);
   } else {
     map(Array::kV, config.paged ? page_rows : config.kv_rows, config.swizzle, arguments.maps.v);

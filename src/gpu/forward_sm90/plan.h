@@ -32,8 +32,7 @@ class ForwardSm90Plan final : public GpuPlan {
   size_t num_key_ranges = 0;
   TileListsParams tile_lists{};  // with config.score.has_tile_lists()
   size_t tile_lists_at = 0;
-  i64 value_blocks = 0;    // of e4m3: 128 keys each, transposed; they lie behind that
-  size_t sums_offset = 0;  // of e4m3 with promotes_in_memory()
+  i64 value_blocks = 0;  // of e4m3: 128 keys each, transposed; they lie behind that
   static constexpr size_t kKeyRangesOffset = 16;
 
   void run(const Call& call) const override;
@@ -96,13 +95,9 @@ KernelSpec sm90_key_ranges_spec(const ForwardSm90Config& config);
 // The kernel before it that transposes V of e4m3.
 KernelSpec sm90_values_spec(const ForwardSm90Config& config);
 
-// Adds it to a plan whose kernel has num_blocks blocks: its place in the workspace, and behind it
-// that of sums; and V^T of each block of keys and key head.
-void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem, i64 num_blocks);
+// Adds it to a plan, and its place in the workspace; and V^T of each block of keys and key head.
+void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem);
 TensorBox value_box(const ForwardSm90Plan& plan, u8* values);
-
-// Keys of e4m3 whose O += P V is one sum of a tensor core.
-inline constexpr i32 kPromotedKeys = 512, kPromotedKeysInMemory = 2048;
 
 // Kernels that CI compiles for Hopper: every config that plans choose, in groups.
 std::vector<std::vector<KernelSpec>> forward_sm90_specs();

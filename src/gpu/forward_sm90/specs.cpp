@@ -36,20 +36,20 @@ std::string distinction(const ForwardSm90Config& config) {
 // takes the time then, up to 172 where documents are among them, and up to 212 with an O of 256
 // columns (neither timed; sm80 is what is left).
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
-// without them that kernel is 5 times as fast as sm80 (2026-11-28). Of e4m3 with sums in memory up
-// to 352 bytes, 520 with two-sided masks: in the fallback and the scheduler, none in the loops (d
-// 256 1.3 times bfloat16, H200, 2026-11-30). With an O of two products 36 bytes, 100 with two-sided
-// masks, in the fallback. Of pairs of blocks 44 bytes, more with two-sided masks, around the loops.
+// without them that kernel is 5 times as fast as sm80 (2026-11-28). Of e4m3 with an O in
+// parts up to 160 bytes, 260 where sequences are packed, in the fallback and the scheduler. With an
+// O of two products 36 bytes, 100 with two-sided masks, in the fallback. Of pairs of blocks 44
+// bytes, more with two-sided masks, around the loops.
 std::size_t spill_allowance(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
   if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (score.has_pair_terms()) return score.documents ? 192 : 128;
-  if (config.promotes_in_memory()) return 560;
+  if (config.adds_in_parts()) return 288;
   if (config.has_wide_output()) return 128;
   if (config.paired) return score.mask_kind == MaskKind::kBoth ? 112 : 64;
   if (config.has_8_bits() && config.d_qk > 128) return 96;
   if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
-  if (config.has_8_bits()) return 32;  // 28 bytes at d 64 causal
+  if (config.has_8_bits()) return 40;  // 36 bytes at d 64 causal
   if (!config.specialised) return 48;  // an ablation: a consumer is the producer, too
   return config.maps_scores() || score.varlen || score.sinks || score.stats ? 16 : 0;
 }

@@ -172,24 +172,27 @@ void set_256_dims(ForwardSm90Config& config, const Facts&) {
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
 }
 
-// All rows of V^T, two sums: registers leave three warpgroups to 64 dims, two to more; beyond 128
-// one sum is in memory, and packed sequences, whose scheduler takes registers, have fewer keys a
-// block.
+// All rows of V^T, O and a sum beside it: registers leave three warpgroups to 64 dims, two to more;
+// beyond 128 that sum comes in parts, and packed sequences, whose scheduler takes registers, have
+// fewer keys a block.
 void set_8_bits(ForwardSm90Config& config, const Facts& facts) {
   const bool is_narrow = facts.widest <= 64, is_wide = facts.widest > 128;
   if (is_narrow && !facts.fit_at_once_two) {
     set_tile(config, 3, 128, 3, 3);
   } else if (is_wide) {
-    set_tile(config, 2, config.promotes_in_memory() && config.score.varlen ? 96 : 128, 2, 2);
+    set_tile(config, 2, config.adds_in_parts() && config.score.varlen ? 96 : 128, 2, 2);
   } else {
     set_tile(config, 2, 128, is_narrow ? 4 : 3, 4);
   }
   // d 128 16k: 890 TFLOP/s without ping-pong, 870 with (causal 894, 866); d 64 667 with overlap,
-  // 648 without (H200, 2026-11-29). d 256 16k: 1,136 with ping-pong, 1,089 without (causal 1,066,
-  // 1,039), with three slots of Q and O from registers 1,088 (1,024), 96 keys 1,078 (1,082) without
-  // ping-pong (2026-11-30).
+  // 648 without (H200, 2026-11-29). d 256 16k: 1,145 (causal 1,121), O from registers 1,134 (1,106)
+  // (2026-11-30).
   config.ping_pong = is_narrow || is_wide;
   config.cache_hints = !is_narrow;
+  // The assembler spills O in the loops of a kernel without masks (968 bytes; with one 40 to 100).
+  if (config.adds_in_parts() && config.score.mask_kind == MaskKind::kNone) {
+    config.score.mask_kind = MaskKind::kRight;
+  }
 }
 
 std::string dims_beyond(const Facts& facts, i32 most) {

@@ -1,24 +1,19 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// V of e4m3 for the forward kernel of Hopper: the kernel that transposes it, what it and the sums
-// of wide outputs take of the workspace, and how the copy engine reads it.
+// V of e4m3 for the forward kernel of Hopper: the kernel that transposes it, what it takes of the
+// workspace, and how the copy engine reads it.
 
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
 
 namespace fulmen::gpu {
 
-void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem, i64 num_blocks) {
+void add_transposed_values(ForwardSm90Plan& plan, const Problem& problem) {
   plan.value_blocks = static_cast<i64>(num_key_ranges(problem, plan.config));
   const i64 blocks = plan.value_blocks * problem.heads_kv;
   plan.workspace_bytes =
       ForwardSm90Plan::kKeyRangesOffset + static_cast<size_t>(blocks * plan.config.v_bytes());
-  if (plan.config.promotes_in_memory()) {
-    plan.sums_offset = plan.workspace_bytes;
-    const i64 numbers = num_blocks * plan.config.q_rows() * plan.config.d_v;
-    plan.workspace_bytes += static_cast<size_t>(numbers) * sizeof(float);
-  }
   KernelLaunch launch{sm90_values_spec(plan.config), blocks};
   launch.overlap_previous = true;
   plan.launches.push_back(std::move(launch));

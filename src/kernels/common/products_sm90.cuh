@@ -157,27 +157,38 @@ inline void issue_output(float (&O)[kFloats], const u32 (&P)[kConfig.weight_word
 }
 
 // P = S, rounded: the accumulator of the first product becomes the left operand of the second
-// without leaving the thread. Of e4m3 a thread's four keys in a row of 16 are four neighbours of
-// the operand: values.cuh puts the keys of V in that order.
+// without leaving the thread.
 template <ForwardSm90Config kConfig>
 inline void round_probabilities(u32 (&P)[kConfig.weight_words()],
                                 const float (&S)[kConfig.score_floats()]) {
-  if constexpr (kConfig.has_8_bits()) {
 #pragma unroll
-    for (i32 i = 0; i < kConfig.weight_words(); ++i) {
-      const float* const s = S + i / 2 * 8 + i % 2 * 2;
-      // p 2^-8 of float16 has the fields of p of e4m3 one bit further up. The rest is cut off,
-      // which kWeightOf8Bits makes up for on average.
-      const u32 near = ptx::pack<DType::kFloat16>(s[0], s[1]);
-      const u32 far = ptx::pack<DType::kFloat16>(s[4], s[5]);
-      P[i] = ptx::permute(near << 1, far << 1, 0x7531);
-    }
-  } else {
-#pragma unroll
-    for (i32 i = 0; i < kConfig.score_floats() / 2; ++i) {
-      P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
-    }
+  for (i32 i = 0; i < kConfig.score_floats() / 2; ++i) {
+    P[i] = ptx::pack<kConfig.dtype>(S[2 * i], S[2 * i + 1]);
   }
+}
+
+// The same of e4m3, of S in units of kUnitOf8Bits: such a number of float16 has the fields of P one
+// bit further up, and half of P's last bit is added before the rest is left behind. A thread's four
+// keys in a row of 16 are four neighbours of the operand: values.cuh puts the keys of V in that
+// order.
+template <ForwardSm90Config kConfig>
+inline void round_to_8_bits(u32 (&P)[kConfig.weight_words()],
+                            const float (&S)[kConfig.score_floats()]) {
+  constexpr u32 kHalf = 0x00800080u;
+#pragma unroll
+  for (i32 i = 0; i < kConfig.weight_words(); ++i) {
+    const float* const s = S + i / 2 * 8 + i % 2 * 2;
+    const u32 near = ptx::pack<DType::kFloat16>(s[0], s[1]);
+    const u32 far = ptx::pack<DType::kFloat16>(s[4], s[5]);
+    P[i] = ptx::permute(2 * near + kHalf, 2 * far + kHalf, 0x7531);
+  }
+}
+
+template <ForwardSm90Config kConfig>
+inline void round_weights(u32 (&P)[kConfig.weight_words()],
+                          const float (&S)[kConfig.score_floats()]) {
+  if constexpr (kConfig.has_8_bits()) return round_to_8_bits<kConfig>(P, S);
+  if constexpr (!kConfig.has_8_bits()) round_probabilities<kConfig>(P, S);
 }
 
 // O *= factor, row by row.

@@ -23,12 +23,8 @@ enum class ShiftRule : u8 {
 
 inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
-// By what a weight is multiplied that is cut off to e4m3: 2^-8 (products_sm90.cuh), and the mean
-// of what the cut takes off.
-struct WeightOf8Bits {
-  float factor, log2;
-};
-inline constexpr WeightOf8Bits kWeightOf8Bits{1.0436f * 0x1p-8f, -7.93843f};
+// Of e4m3, the unit in which weights and their sums are held: 2^8 (products_sm90.cuh).
+inline constexpr float kUnitOf8Bits = 0x1p8f, kLog2UnitOf8Bits = 8;
 
 // Beyond 256 dims O of a warpgroup is two products, up to what its registers hold.
 inline constexpr i32 kMostWideDims = 320;
@@ -36,9 +32,7 @@ inline constexpr i32 kMostWideDims = 320;
 struct ForwardSm90Config {
   DType dtype = DType::kBFloat16;  // of Q, K and V
   DType o_dtype = DType::kNone;    // of O where it has 16 bits; none: dtype
-  i32 promoted_blocks = 0;  // of e4m3: after so many blocks of keys their O += P V, in which a
-                            // tensor core keeps 14 bits, is added in float32
-  i32 d_qk = 128;           // as computed with: the arrays' rows may be shorter, zeros fill them up
+  i32 d_qk = 128;  // as computed with: the arrays' rows may be shorter, zeros fill them up
   i32 d_v = 128;
   i32 warpgroups = 2;       // consumers, 64 query rows each; the producer is one more
   i32 kv_rows = 128;        // keys per block
@@ -96,12 +90,12 @@ struct ForwardSm90Config {
   constexpr i32 launch_registers() const { return 65536 / threads() / 8 * 8; }
   constexpr i32 producer_registers() const {
     if (score.varlen) return 56;  // the scheduler looks up sequences
-    return warpgroups == 3 ? 32 : promotes_in_memory() || has_wide_output() || paired ? 24 : 40;
+    return warpgroups == 3 ? 32 : adds_in_parts() || has_wide_output() || paired ? 24 : 40;
   }
   constexpr i32 consumer_registers() const {
     if (has_wide_output() && (warpgroups == 1 || !score.varlen)) return warpgroups == 1 ? 256 : 240;
     if (score.varlen) return warpgroups == 3 ? 152 : 224;
-    if (promotes_in_memory() || paired) return 240;
+    if (adds_in_parts() || paired) return 240;
     return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
   }
 
@@ -150,12 +144,11 @@ struct ForwardSm90Config {
     return (columns * element_bytes() + 127) / 128 * 128;
   }
   constexpr i32 weight_words() const { return kv_rows * element_bytes() / 8; }  // of a thread
-  // Of e4m3, whether the float32 sum of a wide O lies in global memory (promotion.cuh).
-  constexpr bool promotes_in_memory() const { return has_8_bits() && d_v > 128; }
-  // Registers of O, and of that sum.
-  constexpr i32 sums() const {
-    return o_dims() / 2 * (has_8_bits() && !promotes_in_memory() ? 2 : 1);
-  }
+  // Of e4m3, whether O is so wide that its products come in parts of the columns (output.cuh).
+  constexpr bool adds_in_parts() const { return has_8_bits() && d_v > 128; }
+  constexpr i32 part_dims() const { return d_v / (d_v > 192 ? 4 : 2); }
+  // Registers of O, and of a sum that is added to it beside S.
+  constexpr i32 sums() const { return o_dims() / 2 * (has_8_bits() && !adds_in_parts() ? 2 : 1); }
 
   // Whether O of a warpgroup is wider than a product.
   constexpr bool has_wide_output() const { return o_dims() > 256; }
@@ -221,8 +214,8 @@ struct ForwardSm90Config {
     if (kv_rows > 128 || kv_rows % 32 != 0 || d_qk % 32 != 0) {
       return "e4m3 takes up to 128 keys at a time, 32 of them or 32 dims a product";
     }
-    if (o_dtype == DType::kNone || promoted_blocks < 1) return "e4m3 has sums of another type";
-    if (promotes_in_memory() && !is_product_width(d_v / 2)) return "half of a wide O is a product";
+    if (o_dtype == DType::kNone) return "e4m3 has sums of another type";
+    if (adds_in_parts() && !is_product_width(part_dims())) return "part of a wide O is a product";
     if (heads_per_tile > 1) return "the heads of a tile of e4m3 have one scale";
     if (q_register_dims > 0 || split_dims || !specialised || !swizzle) {
       return "e4m3 takes Q from swizzled tiles, and a warp that loads";
@@ -276,7 +269,6 @@ template <class Each>
 constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("dtype", config.dtype);
   each("o_dtype", config.o_dtype);
-  each("promoted_blocks", config.promoted_blocks);
   each("d_qk", config.d_qk);
   each("d_v", config.d_v);
   each("warpgroups", config.warpgroups);
@@ -383,7 +375,6 @@ struct ForwardParams {
   IdRange* key_ranges;   // with config.skips_documents: the documents of each block of keys
   u8* values;            // of e4m3: V by blocks of keys, transposed (values.cuh)
   TileLists tile_lists;  // with score.has_tile_lists(): of blocks of queries
-  float* sums;           // with promotes_in_memory(): sums of O of each warpgroup of the grid
 
   // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
   // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.

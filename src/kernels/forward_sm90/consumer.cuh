@@ -243,7 +243,7 @@ struct ForwardEpilogue {
   float normalizer(const RowSoftmax<kConfig>& softmax, i32 r, i32 head) const {
     if (softmax.sum[r] == 0) return 0;
     float inverse = ptx::reciprocal(softmax.sum[r]);
-    if constexpr (kConfig.has_8_bits()) inverse *= kWeightOf8Bits.factor;
+    if constexpr (kConfig.has_8_bits()) inverse /= kUnitOf8Bits;
     if constexpr (kConfig.score.dropout) inverse *= wg.params.kept_scale;
     if constexpr (kConfig.score.sinks) {
       const ArrayView& sinks = wg.params.attention.sinks;

@@ -10,6 +10,7 @@
 
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/output.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/forward_sm90/values.cuh"
@@ -166,34 +167,22 @@ inline void add_nonfinite_values(const ForwardWarpgroup<kConfig>& wg,
   wg.sync_consumers();  // all are 0
 }
 
-// O += P V; of e4m3 in float32, since the tensor core would cut O off, a half of a wide O at a
-// time.
+// O += P V of a block of keys, to the end.
 template <ForwardSm90Config kConfig>
-inline void add_block(float (&O)[kConfig.o_dims() / 2], const u32 (&P)[kConfig.weight_words()],
-                      u32 v) {
-  if constexpr (kConfig.has_8_bits()) {
-    constexpr i32 kDims = kConfig.o_dims() / (kConfig.promotes_in_memory() ? 2 : 1);
-#pragma unroll
-    for (i32 d = 0; d < kConfig.o_dims(); d += kDims) {
-      float part[kDims / 2];
-      issue_output<kConfig>(part, P, v + u32(d) * 128, false);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_operand(part);
-#pragma unroll
-      for (i32 i = 0; i < kDims / 2; ++i) O[d / 2 + i] += part[i];
-    }
-  } else {
-    issue_output<kConfig>(O, P, v, true);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_operand(O);
-  }
+inline void multiply_block(Output<kConfig>& O, const u32 (&P)[kConfig.weight_words()], u32 v) {
+  BlockOutput<kConfig> block;
+  issue_block<kConfig>(O, block, P, v, true);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_fence_operand(O);
+  if constexpr (kAddsBlocks<kConfig>) ptx::wgmma_fence_operand(block);
+  add_block<kConfig>(O, block);
 }
 
 template <ForwardSm90Config kConfig>
 inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
                              const typename ForwardWarpgroup<kConfig>::Work& work,
                              const KeyBlocks& blocks) {
-  float O[kConfig.o_dims() / 2] = {};
+  Output<kConfig> O = {};
   u32 P[kConfig.weight_words()];
   float S[kConfig.score_floats()];
   RowSoftmax<kConfig> softmax{wg.softmax_factor()};
@@ -234,13 +223,13 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
     scores.pairs.drop(S, j * kConfig.kv_rows);
     MarkedKeys<kConfig> dropped;
     if constexpr (kConfig.score.dropout) dropped = {S, PairTerms<kConfig>::kDropped};
-    round_probabilities<kConfig>(P, S);
+    round_weights<kConfig>(P, S);
     wg.partner.send(P);
     wg.partner.receive(P);
     // O += P V
     wg.shared.v().consumer_wait(wg.v_at);
     add_nonfinite_values(wg, O, visible, j, hidden, dropped);
-    add_block<kConfig>(O, P, wg.v_tile());
+    multiply_block<kConfig>(O, P, wg.v_tile());
     wg.sync_warpgroup();  // all warps have read V
     wg.release_v();
   }

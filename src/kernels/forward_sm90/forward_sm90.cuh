@@ -9,9 +9,8 @@
 // products, and with ping-pong one warpgroup's softmax runs under another's products. Shah et al.,
 // "FlashAttention-3" (2024), sections 3.1 and 3.2; the softmax without a running maximum is ours
 // (softmax.cuh). Queries too short for 64 rows may share a tile with other heads of their key head.
-// Of e4m3 O += P V of promoted_blocks blocks of keys is one sum of a tensor core, and these are
-// added in float32 (promotion.cuh); V comes transposed from values.cuh, which runs before. Of wide
-// heads two blocks of a cluster share their rows (partner.cuh).
+// Of e4m3 O += P V is added in float32 (output.cuh); V comes transposed from values.cuh, which runs
+// before. Of wide heads two blocks of a cluster share their rows (partner.cuh).
 // Must hold: sm_90a, a valid config, launched with threads() threads, shared_bytes() bytes and at
 // most one thread block a multiprocessor.
 #pragma once
@@ -19,10 +18,10 @@
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
+#include "kernels/forward_sm90/output.cuh"
 #include "kernels/forward_sm90/paged_producer.cuh"
 #include "kernels/forward_sm90/partner.cuh"
 #include "kernels/forward_sm90/producer.cuh"
-#include "kernels/forward_sm90/promotion.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/ptx/grid.cuh"
@@ -38,8 +37,7 @@ struct ForwardConsumer {
 
   Warpgroup wg;
 
-  // 64 query rows in registers.
-  using Output = float[kConfig.o_dims() / 2];
+  // 64 query rows in registers, beside O.
   using Weights = u32[kConfig.weight_words()];
   struct Rows {
     FragmentScores<kConfig> scores;
@@ -48,6 +46,7 @@ struct ForwardConsumer {
     QRegisters<kConfig> rQ;
     Interval visible[2];
     float rescale[2] = {1, 1};
+    bool begun = false;      // whether O has the product of a block of keys
     float sign = 1;          // e4m3: of the product of the scales of q and k
     KeyStep step;            // with lists of tiles
     bool saw_whole = false;  // likewise: a block that all rows see
@@ -87,29 +86,47 @@ struct ForwardConsumer {
     }
     rows.softmax.max_exp_sum(S, rows.rescale, wg.partner.maximum());
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
-    round_probabilities<kConfig>(P, S);
+    round_weights<kConfig>(P, S);
     wg.partner.send(P);
+  }
+
+  // O += P V of the block of keys before, of which nothing is left in registers when S comes, then
+  // S = Q K^T.
+  void multiply_serially(const Rows& rows, Scores& S, Output<kConfig>& O, const Weights& P) {
+    if (wg.waits_for_data()) wg.shared.v().consumer_wait(wg.v_at);
+    wg.ping_pong_wait();
+    add_in_parts<kConfig>(O, P, wg.v_tile());
+    wg.release_v();
+    if (wg.waits_for_data()) wg.shared.k().consumer_wait(wg.k_at);
+    issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
+    wg.ping_pong_arrive();
+    ptx::wgmma_wait<0>();
   }
 
   // Block of keys j, with the product O += P V of block j + 1.
   template <MaskKind kMask>
-  void step(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P, i32 j) {
+  void step(Rows& rows, Output<kConfig>& O, BlockOutput<kConfig>& block, Weights& P, i32 j) {
     constexpr bool kUpdatesMax = kMask == MaskKind::kRight ||
                                  kConfig.shift_rule == ShiftRule::kEveryBlock ||
                                  kConfig.shift_rule == ShiftRule::kWhenGrown;
     Scores S;
     wg.produce();
-    if (wg.waits_for_data()) wg.shared.k().consumer_wait(wg.k_at);
-    wg.ping_pong_wait();
-    if constexpr (kConfig.score.has_tile_lists()) j = take_key_step(rows);
-    // S = Q K_j^T
-    issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
-    wg.partner.receive(P);
-    // O += P_{j+1} V_{j+1}
-    if (wg.waits_for_data()) wg.shared.v().consumer_wait(wg.v_at);
-    issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
-    wg.ping_pong_arrive();
-    ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
+    if constexpr (kConfig.adds_in_parts()) {
+      multiply_serially(rows, S, O, P);
+    } else {
+      if (wg.waits_for_data()) wg.shared.k().consumer_wait(wg.k_at);
+      wg.ping_pong_wait();
+      if constexpr (kConfig.score.has_tile_lists()) j = take_key_step(rows);
+      // S = Q K_j^T
+      issue_scores<kConfig>(S, rows.rQ, rows.sQ, wg.shared.k().address(wg.k_at));
+      wg.partner.receive(P);
+      // O += P_{j+1} V_{j+1}
+      if (wg.waits_for_data()) wg.shared.v().consumer_wait(wg.v_at);
+      issue_block<kConfig>(O, block, P, wg.v_tile(), rows.begun);
+      rows.begun = true;
+      wg.ping_pong_arrive();
+      ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
+    }
     wg.release_k();
     // S = scores in log2, -inf where hidden; all this under the product above
     constexpr bool kWhole = kMask == MaskKind::kNone;
@@ -126,59 +143,62 @@ struct ForwardConsumer {
       rows.softmax.exp_sum(S);  // with the m of the blocks before
     }
     rows.scores.pairs.drop(S, j * kConfig.kv_rows);
-    ptx::wgmma_wait<0>();
-    wg.release_v();
-    promoted.count(O);
-    // O *= exp2(m_old - m)
-    if (grown) {
-      if constexpr (kConfig.promoted_blocks != 1) scale_rows(O, rows.rescale);
-      promoted.scale(rows.rescale);
+    if constexpr (!kConfig.adds_in_parts()) {
+      ptx::wgmma_wait<0>();
+      wg.release_v();
     }
-    round_probabilities<kConfig>(P, S);
-    wg.partner.send(P);
-    if constexpr (!kUpdatesMax) {
-      if (!rows.softmax.outgrew(S, rows.rescale)) return;
+    add_block<kConfig>(O, block);
+    if (grown) scale_rows(O, rows.rescale);  // O *= exp2(m_old - m)
+    // Where a sum grew beyond what P holds, all is divided: S after P was made of it in vain, which
+    // a vote would hold up, or before, where registers do not hold both.
+    const auto outgrew = [&] {
+      if (kUpdatesMax || !rows.softmax.outgrew(S, rows.rescale)) return false;
       scale_rows(O, rows.rescale);
-      promoted.scale(rows.rescale);
-      round_probabilities<kConfig>(P, S);
+      return true;
+    };
+    if constexpr (kConfig.adds_in_parts()) outgrew();
+    round_weights<kConfig>(P, S);
+    wg.partner.send(P);
+    if constexpr (!kConfig.adds_in_parts()) {
+      if (outgrew()) round_weights<kConfig>(P, S);
     }
   }
 
   // O += P V of the first block of keys.
-  void end(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P) {
+  void end(Rows& rows, Output<kConfig>& O, BlockOutput<kConfig>& block, Weights& P) {
     wg.produce();
     wg.partner.receive(P);
     wg.shared.v().consumer_wait(wg.v_at);
-    issue_output<kConfig>(O, P, wg.v_tile(), promoted.accumulates());
+    issue_block<kConfig>(O, block, P, wg.v_tile(), rows.begun);
     rows.softmax.finish();
     ptx::wgmma_wait<0>();
     wg.release_v();
-    promoted.finish(O);
+    add_block<kConfig>(O, block);
   }
 
   // The blocks of keys after the first that intervals leave.
-  void walk(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P, const KeyBlocks& blocks,
-            i32 j) {
+  void walk(Rows& rows, Output<kConfig>& O, BlockOutput<kConfig>& block, Weights& P,
+            const KeyBlocks& blocks, i32 j) {
 #pragma unroll 1
-    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, promoted, P, j);
+    for (; j >= blocks.full_end; --j) step<MaskKind::kRight>(rows, O, block, P, j);
 #pragma unroll 1
-    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, promoted, P, j);
+    for (; j >= blocks.full_begin; --j) step<MaskKind::kNone>(rows, O, block, P, j);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth || kConfig.skips_documents) {
 #pragma unroll 1
-      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, promoted, P, j);
+      for (; j >= blocks.begin; --j) step<MaskKind::kLeft>(rows, O, block, P, j);
     }
   }
 
   // Those that lists leave, too.
-  void walk_listed(Rows& rows, Output& O, Promoted<kConfig>& promoted, Weights& P) {
+  void walk_listed(Rows& rows, Output<kConfig>& O, BlockOutput<kConfig>& block, Weights& P) {
     const i32 part = q_tile<kConfig>(wg.warpgroup);
     while (!rows.step.is_last()) {
 #pragma unroll 1
-      while (rows.step.goes_on(part, false)) step<MaskKind::kRight>(rows, O, promoted, P, 0);
+      while (rows.step.goes_on(part, false)) step<MaskKind::kRight>(rows, O, block, P, 0);
 #pragma unroll 1
       while (rows.step.goes_on(part, true)) {
         rows.saw_whole = true;
-        step<MaskKind::kNone>(rows, O, promoted, P, 0);
+        step<MaskKind::kNone>(rows, O, block, P, 0);
       }
     }
   }
@@ -188,19 +208,23 @@ struct ForwardConsumer {
     i32 j = blocks.all_end - 1;
     if constexpr (!kConfig.score.has_tile_lists()) wg.skip_blocks(j, blocks.end);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
-    Output O;
-    Promoted<kConfig> promoted{wg.params};
+    Output<kConfig> O;
+    BlockOutput<kConfig> block;
+    if constexpr (kConfig.has_8_bits()) {
+#pragma unroll
+      for (i32 i = 0; i < kConfig.o_dims() / 2; ++i) O[i] = 0;
+    }
     Weights P;
     rows.sign = wg.take_operand_scale(rows.softmax, work);
     wait_for_queries(rows);
     begin(rows, P, work, blocks, j--);
     if constexpr (kConfig.score.has_tile_lists()) {
-      walk_listed(rows, O, promoted, P);
+      walk_listed(rows, O, block, P);
     } else {
-      walk(rows, O, promoted, P, blocks, j);
+      walk(rows, O, block, P, blocks, j);
     }
     wg.release_q();
-    end(rows, O, promoted, P);
+    end(rows, O, block, P);
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kConfig.score.has_tile_lists()) {
       j = blocks.begin - 1;
       wg.skip_blocks(j, blocks.all_begin);

@@ -20,9 +20,9 @@ template <ForwardSm90Config kConfig>
 struct RowSoftmax {
   static constexpr i32 kFloats = kConfig.score_floats();
   // log2 of the weight of the maximum: e4m3 ends at 448 and 2^-9, and 2^4 leaves room at both ends.
-  static constexpr float kHeadroom = kConfig.has_8_bits() ? 4 + kWeightOf8Bits.log2 : 0;
+  static constexpr float kHeadroom = kConfig.has_8_bits() ? 4 - kLog2UnitOf8Bits : 0;
   // The largest sum of weights of a thread in a block that is rounded: of f16, of e4m3.
-  static constexpr float kLargestSum = kConfig.has_8_bits() ? 448 * 0x1p-8f : 0x1p14f;
+  static constexpr float kLargestSum = kConfig.has_8_bits() ? 448 / kUnitOf8Bits : 0x1p14f;
   using Scores = float[kFloats];
 
   float factor;  // scale log2(e), c above; 1 where scores come in log2
@@ -141,6 +141,10 @@ struct RowSoftmax {
   bool in_range(i32 row) const {
     if (kTracksMaximum && row_max[row] == -kInfinity<float>) return !kMayHideFinite;
     if (!kTracksMaximum && !(0x1p-100f <= sum[row] && sum[row] <= 0x1p100f)) return false;
+    // Blocks that all rows see whole may be the first that a row sees: it had no maximum then.
+    if (kConfig.shift_rule == ShiftRule::kWhenSumGrew && row_max[row] == -kInfinity<float>) {
+      return false;
+    }
     const float m = kConfig.score.has_tile_lists() ? shift(row) : row_max[row];
     if constexpr (kConfig.score.stats) return is_within(m, 1024);
     return kConfig.scales_scores() || !kConfig.folded_scale || is_within(m, 0x1p24f);
@@ -216,7 +220,7 @@ struct RowSoftmax {
       const i32 exponent = static_cast<i32>(__builtin_bit_cast(u32, total) >> 23) - 127;
       const i32 drop = clamp(exponent + (kConfig.has_8_bits() ? 1 : 0), 0, 126);
       rescale[row] = __builtin_bit_cast(float, static_cast<u32>(127 - drop) << 23);
-      row_max[row] = shift(row) + static_cast<float>(drop);
+      if (drop > 0) row_max[row] = shift(row) + static_cast<float>(drop);
       sum[row] *= rescale[row];
 #pragma unroll
       for (i32 i = 2 * row; i < kFloats; i += 4) {
