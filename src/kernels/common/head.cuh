@@ -193,14 +193,12 @@ struct Head {
     return sum;
   }
 
-  // An element of q, k or v, whose dtype the kernel knows; where they are quantised, its value is
-  // that times the scale of its row, or of v that of its dim.
+  // An element of q, k or v, whose dtype the kernel knows, where they are not quantised.
   Real element(const ArrayView& array, i64 offset) const {
     return element_of<Element>(array, offset);
   }
-  Real kv_element(const ArrayView& array, i64 offset) const {
-    return element_of<KvElement>(array, offset);
-  }
+  // What an element of quantised k or v is multiplied by: the scale of its row, or of v that of its
+  // dim.
   Real kv_scale(const ArrayView& scales, i64 j, i64 d = 0) const {
     if constexpr (kIsQuantised) {
       if (scales.present()) {
