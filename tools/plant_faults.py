@@ -83,6 +83,8 @@ class Fault:
     def shape_error(self) -> str:
         """What keeps the old text from being a branch; "" if nothing does."""
         text = _on_one_line(self.old)
+        if any(text.count(a) != text.count(b) for a, b in ("()", "[]", "{}")):
+            return "its old text has half of a pair of brackets"
         if self.is_statement and _DECLARATION.match(text):
             return "its old text declares a name, which a branch would hide: take the expression"
         if not self.is_statement and ";" in text:

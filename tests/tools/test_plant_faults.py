@@ -79,6 +79,7 @@ def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
     for old in ("const int x = 3;", "u8* const page = f(a);", "Row<3> row{1};"):
         assert "declares a name" in fault(old, ";").shape_error()
     assert "neither" in fault("i = 0; i < n", "0").shape_error()
+    assert "half" in fault("f(a, b));", "0);").shape_error()
     (finding, _) = sorted(map(str, plant_faults.check(tree(tmp_path, "i = 0; i < n"))))
     assert "neither" in finding
 
