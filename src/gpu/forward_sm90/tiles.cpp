@@ -172,12 +172,12 @@ void set_256_dims(ForwardSm90Config& config, const Facts&) {
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
 }
 
-// All rows of V^T, O and a sum beside it: registers leave three warpgroups to 64 dims, two to more;
-// beyond 128 that sum comes in parts, and packed sequences, whose scheduler takes registers, have
-// fewer keys a block.
+// All rows of V^T, O and a sum beside it: registers leave three warpgroups to 64 dims, two to more
+// and to packed sequences, whose scheduler takes registers (180 bytes spilled by three). Beyond 128
+// that sum comes in parts, and packed sequences have fewer keys a block.
 void set_8_bits(ForwardSm90Config& config, const Facts& facts) {
   const bool is_narrow = facts.widest <= 64, is_wide = facts.widest > 128;
-  if (is_narrow && !facts.fit_at_once_two) {
+  if (is_narrow && !facts.fit_at_once_two && !config.score.varlen) {
     set_tile(config, 3, 128, 3, 3);
   } else if (is_wide) {
     set_tile(config, 2, config.adds_in_parts() && config.score.varlen ? 96 : 128, 2, 2);
