@@ -37,14 +37,16 @@ std::string distinction(const ForwardSm90Config& config) {
 // columns (neither timed; sm80 is what is left).
 // Without options nothing may spill. Beyond d 256 up to 88 and 168 bytes; not timed with them, but
 // without them that kernel is 5 times as fast as sm80 (2026-11-28). Of e4m3 with an O in
-// parts up to 160 bytes, 260 where sequences are packed, in the fallback and the scheduler. With an
+// parts up to 160 bytes, 284 where sequences are packed, in the fallback and the scheduler, and of
+// up to 128 dims 80 bytes with two-sided masks of packed sequences (untimed; simt is left). With an
 // O of two products 36 bytes, 100 with two-sided masks, in the fallback. Of pairs of blocks 44
 // bytes, more with two-sided masks, around the loops.
 std::size_t spill_allowance(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
   if (score.has_pair_terms() && (config.split_dims || config.d_v > 192)) return 224;
   if (score.has_pair_terms()) return score.documents ? 192 : 128;
-  if (config.adds_in_parts()) return 288;
+  if (config.adds_in_parts()) return 400;
+  if (config.has_8_bits() && score.varlen) return 128;
   if (config.has_wide_output()) return 128;
   if (config.paired) return score.mask_kind == MaskKind::kBoth ? 112 : 64;
   if (config.has_8_bits() && config.d_qk > 128) return 96;
