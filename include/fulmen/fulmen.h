@@ -603,7 +603,7 @@ FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tens
  *
  * Of equal scores the lower key goes first; NaN counts as higher than every number. k_scale
  * multiplies k; scales of q belong into the weights. Scores are sums in float32 in some order: each
- * is within (dim + heads + 2) * 2^-24 * A of its exact value, A being the same sum of magnitudes,
+ * is within (dim + heads + 2) * 2^-23 * A of its exact value, A being the same sum of magnitudes,
  * so no key that is left out is better than one that is chosen by more than their two bounds. */
 typedef struct fulmen_indexer {
   size_t struct_size;
@@ -790,8 +790,9 @@ FULMEN_API fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults);
 
 /* Writes the machine code of all kernels of GPU plans into one file, from which processes without
  * NVRTC run the same problems on the same architectures; where a problem is over a cache, also
- * those of fulmen_append_kv in its dtypes and of fulmen_merge. Plans are made with device_name, on
- * a machine without a GPU too; making them is what takes time. */
+ * those of fulmen_append_kv in its dtypes and of fulmen_merge, and with slots those of
+ * fulmen_mla_indexer for as many. Plans are made with device_name, on a machine without a GPU too;
+ * making them is what takes time. */
 FULMEN_API fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_plans,
                                              const char* path);
 

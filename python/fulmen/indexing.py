@@ -36,7 +36,7 @@ def mla_indexer(
 
     Nothing of the size of rows times keys is in memory. Of equal scores the lower key goes first;
     NaN counts as higher than every number. Scores are sums in float32: each is within (dim + heads
-    + 2) * 2^-24 * A of its exact value, A being the same sum of magnitudes, so that no key that is
+    + 2) * 2^-23 * A of its exact value, A being the same sum of magnitudes, so that no key that is
     left out is better than a chosen one by more than their two bounds; where sums are exact the
     choice is.
 

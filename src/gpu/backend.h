@@ -86,4 +86,8 @@ IndexerParams indexer_params(const IndexerProblem& problem, FaultBytes* faults =
 // Kernels of several dtypes and capacities: what CI compiles.
 std::vector<KernelSpec> indexer_specs();
 
+// Those that choose the keys of a sparse call of a dtype, from queries of that dtype or of
+// float8_e4m3fn of up to 128 numbers. topk: the entries of its table; none beyond kMostChosen.
+std::vector<KernelSpec> indexer_specs_of(DType dtype, i64 topk);
+
 }  // namespace fulmen::gpu

@@ -33,6 +33,7 @@ constexpr GpuImplementation kImplementations[] = {
       .chooses_tiles = true,
       .takes_caches = true,
       .takes_quantised = true,
+      .takes_slots = true,
       .takes_blocks = true,
       .takes_expressions = true},
      {.plan = plan_backward_sm90,
@@ -304,6 +305,8 @@ std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared, const Prob
   if (!problem.has_caches()) return entries;
   for (const KernelSpec& spec : append_specs_of(problem.dtype, problem.kv_dtype())) add(spec);
   for (const KernelSpec& spec : merge_specs()) add(spec);
+  if (!problem.slots) return entries;
+  for (const KernelSpec& spec : indexer_specs_of(problem.dtype, problem.kv_rows)) add(spec);
   return entries;
 }
 

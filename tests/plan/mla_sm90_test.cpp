@@ -72,6 +72,94 @@ TEST(MlaSm90Plan, IsForValuesThatAreColumnsOfKeys) {
   EXPECT_FALSE(takes_latent(invariant));
 }
 
+// A pool of pages, and a table of slots or of pages.
+Problem sparse_problem(i64 batch, i64 heads, i64 topk, i64 page_rows, bool slots) {
+  Problem problem = latent_problem(batch, heads, 1, topk);
+  problem.page_rows = page_rows;
+  problem.num_pages = 1000;
+  problem.slots = slots;
+  for (const Array array : {Array::kK, Array::kV}) {
+    Tensor& pool = problem.arrays[array];
+    pool.shape[0] = problem.num_pages;
+    pool.shape[2] = page_rows;
+    pool.strides[0] = pool.strides[1] = page_rows * kLatent;
+  }
+  Tensor& table = problem.arrays[Array::kPageTable];
+  table = {nullptr, DType::kInt32, 4, {batch, 1, 1, topk}, {topk, 0, 0, 1}};
+  problem.arrays[Array::kKvLengths] = {nullptr, DType::kInt32, 4, {1, 1, 1, batch}, {0, 0, 0, 1}};
+  return problem;
+}
+
+Problem with_records(Problem problem, i64 bytes) {
+  const i64 dims = bytes == 584 ? 512 : kLatent;
+  problem.dim_qk = dims;
+  for (const Array array : {Array::kK, Array::kV}) {
+    Tensor& pool = problem.arrays[array];
+    pool.dtype = DType::kUint8;
+    pool.shape[3] = array == Array::kK ? bytes : kValues;
+    pool.strides[2] = bytes;
+    pool.strides[0] = pool.strides[1] = problem.page_rows * bytes;
+  }
+  Tensor& q = problem.arrays[Array::kQ];
+  q.shape[3] = dims;
+  return problem;
+}
+
+TEST(MlaSm90Plan, TakesSlotsAndRecords) {
+  EXPECT_TRUE(takes_latent(sparse_problem(8, 128, 2048, 64, true)));
+  EXPECT_TRUE(takes_latent(sparse_problem(8, 16, 2048, 1, true)));
+  EXPECT_TRUE(takes_latent(sparse_problem(8, 16, 2048, 5, false)));
+  for (const i64 bytes : {656, 584}) {
+    const Problem records = with_records(sparse_problem(8, 16, 2048, 64, true), bytes);
+    const auto plan = latent_plan(records);
+    EXPECT_THAT(plan->launches[0].spec.name, testing::HasSubstr(std::to_string(bytes)));
+    EXPECT_THAT(plan->launches[2].spec.name, testing::HasSubstr("simt"));
+    EXPECT_TRUE(takes_latent(with_records(sparse_problem(8, 16, 2048, 64, false), bytes)));
+    EXPECT_FALSE(takes_latent(records, "a100"));
+    Problem half = records;
+    half.dtype = DType::kFloat16;
+    half.arrays[Array::kQ].dtype = half.arrays[Array::kO].dtype = DType::kFloat16;
+    EXPECT_FALSE(takes_latent(half));
+    Problem unaligned = records;
+    unaligned.arrays[Array::kK].strides[0] += 8;
+    unaligned.arrays[Array::kV].strides[0] += 8;
+    EXPECT_FALSE(takes_latent(unaligned));
+  }
+  Problem many = sparse_problem(8, 16, 2048, 64, true);  // slots of 32 bits
+  many.num_pages = i64{1} << 26;
+  EXPECT_FALSE(takes_latent(many));
+}
+
+// Workers have whole row tiles, or one that no other run of workers has, where that is cheap.
+TEST(MlaSm90Plan, DividesEvenRowTilesAtTheirEnds) {
+  const auto whole = mla_shares<true>(131 * 43, 66, 131);
+  EXPECT_EQ(whole.num_workers(), 66);
+  EXPECT_EQ(whole.begin(1), 2 * 43);
+  EXPECT_EQ(whole.begin(66), 131 * 43);
+  EXPECT_EQ(whole.owner(131 * 43 - 1), 65);
+  const auto split = mla_shares<true>(16 * 171, 66, 16);  // 43 blocks instead of 42
+  EXPECT_EQ(split.num_workers(), 64);
+  EXPECT_EQ(split.begin(4), 171);
+  EXPECT_EQ(split.owner(171), 4);
+  EXPECT_EQ(mla_shares<true>(128 * 342, 66, 128).begin(1),
+            664);                                             // 20 blocks more would be too many
+  EXPECT_EQ(mla_shares<true>(128 * 43, 66, 0).begin(1), 84);  // lengths differ
+  EXPECT_EQ(mla_shares<true>(0, 66, 3).num_workers(), 1);
+  EXPECT_EQ(mla_shares<false>(128 * 43, 66, 128).begin(1), 84);
+  for (const i32 tiles : {1, 5, 8, 66, 90, 131}) {
+    for (const i32 blocks : {1, 3, 43, 342}) {
+      const auto shares = mla_shares<true>(tiles * blocks, 66, tiles);
+      ASSERT_LE(shares.num_workers(), 66);
+      ASSERT_EQ(shares.begin(shares.num_workers()), tiles * blocks);
+      for (i32 worker = 0; worker < shares.num_workers(); ++worker) {
+        ASSERT_LT(shares.begin(worker), shares.begin(worker + 1));
+        ASSERT_EQ(shares.owner(shares.begin(worker)), worker);
+        ASSERT_EQ(shares.owner(shares.begin(worker + 1) - 1), worker);
+      }
+    }
+  }
+}
+
 TEST(MlaSm90Plan, FillsTheCard) {
   const auto many = latent_plan(latent_problem(128, 128, 1, 4096));  // two row tiles
   ASSERT_EQ(many->launches.size(), 3u);

@@ -12,6 +12,7 @@
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/mla_sm90/plan.h"
 #include "gpu/params.h"
+#include "gpu/simt/plan.h"
 #include "kernels/common/sequences.cuh"
 
 namespace fulmen::gpu {
@@ -291,10 +292,13 @@ static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) &&
       prefers_mla_sm90(problem, gpu)) {
-    PlanOrRefusal otherwise = plan_forward_sm80(problem, gpu);
+    const bool is_gathered = problem.slots || problem.has_records();
+    PlanOrRefusal otherwise =
+        is_gathered ? plan_simt(problem, gpu) : plan_forward_sm80(problem, gpu);
     if (otherwise.plan == nullptr) return otherwise;
     return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
   }
+  if (problem.slots) return "takes a page_table of slots for latent attention alone";
   std::string why_not = forward_sm90_refusal(problem, gpu);
   if (why_not.empty() && leaves_to_decode(problem, gpu)) {
     why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";

@@ -18,24 +18,41 @@
 namespace fulmen::gpu {
 namespace {
 
+// Whether the rows of q, or of k, are read 8 numbers at a time.
+bool is_in_eights(const Tensor& tensor) {
+  const i64 size = size_bytes(tensor.dtype);
+  i64 bits = static_cast<i64>(reinterpret_cast<u64>(tensor.data));
+  for (int axis = 0; axis < 3; ++axis) bits |= tensor.strides[axis] * size;
+  return tensor.strides[3] == 1 && bits % (8 * size) == 0;
+}
+
+// Dims of the tiles of tensor cores; 0: they do not take the call.
+i32 tensor_core_dim(const IndexerProblem& problem) {
+  const i64 dim = problem.extents.dim;
+  const bool takes = problem.q.dtype != DType::kFloat32 && dim > 0 && dim <= 128 && dim % 8 == 0;
+  if (!takes || !is_in_eights(problem.q) || !is_in_eights(problem.k)) return 0;
+  return dim > 64 ? 128 : 64;
+}
+
 KernelSpec indexer_spec(const IndexerConfig& config) {
   const std::string distinction =
       sentence(name(config.q), config.k == config.q ? "" : sentence("_", name(config.k)), "_",
-               config.capacity);
+               config.capacity, config.dim > 0 ? sentence("_mma", config.dim) : "");
   KernelSpec spec = spec_of<IndexerParams>("indexer/indexer", "mla_indexer", distinction, config);
   spec.num_threads = config.num_threads;
   spec.shared_bytes = static_cast<std::size_t>(config.shared_bytes());
   spec.shared_bytes_text = "kConfig.shared_bytes()";
+  spec.tensor_cores = config.dim > 0;
   return spec;
 }
 
 // Loaded kernels live as long as the process, so each is looked up once.
 const LoadedKernel& indexer_kernel(const Device& device, const IndexerConfig& config) {
-  using Key = std::tuple<const Device*, DType, DType, i32>;
+  using Key = std::tuple<const Device*, DType, DType, i32, i32>;
   static std::mutex mutex;
   static std::map<Key, const LoadedKernel*> kernels;
   const std::lock_guard lock(mutex);
-  const LoadedKernel*& kernel = kernels[{&device, config.q, config.k, config.capacity}];
+  const LoadedKernel*& kernel = kernels[{&device, config.q, config.k, config.capacity, config.dim}];
   if (kernel == nullptr) kernel = &prepare(device, indexer_spec(config));
   return *kernel;
 }
@@ -51,6 +68,12 @@ i64 most_chosen(const Gpu& gpu) {
   return most;
 }
 
+// Tiles of tensor cores are larger.
+bool has_tensor_cores_for(const IndexerConfig& config, const Gpu& gpu) {
+  return gpu.compute_capability >= 80 &&
+         static_cast<size_t>(config.shared_bytes()) <= gpu.shared_bytes_per_block;
+}
+
 void check_topk(const IndexerProblem& problem, const std::string& where, i64 most) {
   if (problem.extents.topk <= most) return;
   throw Error(Status::kUnsupported,
@@ -64,7 +87,8 @@ IndexerConfig indexer_config(const IndexerProblem& problem) {
   check_topk(problem, "a GPU", kMostChosen);
   return {.q = problem.q.dtype,
           .k = problem.k.dtype,
-          .capacity = indexer_capacity(problem.extents.topk)};
+          .capacity = indexer_capacity(problem.extents.topk),
+          .dim = tensor_core_dim(problem)};
 }
 
 IndexerParams indexer_params(const IndexerProblem& problem, FaultBytes* faults) {
@@ -95,7 +119,9 @@ void index_keys(const IndexerProblem& problem, int ordinal, void* stream) {
     if (tensor.present() && !tensor.empty()) check_pointer(device, tensor.data, array.name);
   }
   check_topk(problem, device.facts().name, most_chosen(device.facts()));
-  const LoadedKernel& kernel = indexer_kernel(device, indexer_config(problem));
+  IndexerConfig config = indexer_config(problem);
+  if (!has_tensor_cores_for(config, device.facts())) config.dim = 0;
+  const LoadedKernel& kernel = indexer_kernel(device, config);
   const IndexerParams params = indexer_params(problem, device.faults());
   launch(kernel, {problem.extents.batch * problem.extents.rows}, &params,
          static_cast<CUstream>(stream));
@@ -105,9 +131,28 @@ void index_keys(const IndexerProblem& problem, int ordinal, void* stream) {
 std::vector<KernelSpec> indexer_specs() {
   using enum DType;
   return {indexer_spec({.q = kBFloat16, .k = kBFloat16}),
+          indexer_spec({.q = kBFloat16, .k = kBFloat16, .dim = 128}),
+          indexer_spec({.q = kBFloat16, .k = kFloat8E4M3, .dim = 128}),
+          indexer_spec({.q = kFloat8E4M3, .k = kFloat8E4M3, .dim = 128}),
+          indexer_spec({.q = kFloat16, .k = kFloat16, .capacity = 8192, .dim = 64}),
           indexer_spec({.q = kFloat16, .k = kFloat8E4M3, .capacity = 256}),
           indexer_spec({.q = kFloat8E4M3, .k = kFloat8E4M3}),
           indexer_spec({.q = kFloat32, .k = kFloat32, .capacity = 8192})};
+}
+
+std::vector<KernelSpec> indexer_specs_of(DType dtype, i64 topk) {
+  using enum DType;
+  std::vector<KernelSpec> specs;
+  if (topk > kMostChosen || dtype == kFloat64) return specs;
+  IndexerConfig config{.q = dtype, .k = dtype, .capacity = indexer_capacity(topk)};
+  config.dim = dtype == kFloat32 ? 0 : 128;
+  specs.push_back(indexer_spec(config));
+  if (dtype == kFloat32) return specs;
+  config.k = kFloat8E4M3;
+  specs.push_back(indexer_spec(config));
+  config.q = kFloat8E4M3;
+  specs.push_back(indexer_spec(config));
+  return specs;
 }
 
 }  // namespace fulmen::gpu

@@ -19,9 +19,10 @@ namespace fulmen::gpu {
 namespace {
 
 constexpr double kSmallestScale = 0x1p-60;
-constexpr size_t kSpillBytes = 512;  // of the path for rows that met something hidden
+constexpr size_t kSpillBytes = 640;  // of the path for rows that met something hidden
 constexpr i64 kFewestBoxRows = 8;    // of pages: for less the copy engine is asked too often
 constexpr i64 kMostBlocks = i64{1} << 30;
+constexpr i64 kMostSlots = 0xffffffff;  // which kernels count in 32 bits
 
 i64 rows_of_group(const Problem& problem) { return problem.max_q * problem.group_size(); }
 
@@ -42,6 +43,30 @@ bool has_values_in_keys(const Problem& problem) {
          std::equal(std::begin(k.strides), std::end(k.strides), v.strides);
 }
 
+// Whether the copy engine finds a block of keys in boxes that lie whole in a page.
+bool has_boxes(const Problem& problem) {
+  if (problem.slots || problem.has_records()) return false;
+  return !problem.is_paged() ||
+         (!problem.has(Array::kKvStart) && problem.page_rows % kFewestBoxRows == 0);
+}
+
+// What a row of the cache has in bytes, if rows are records.
+i32 record_bytes(const Problem& problem) {
+  return problem.has_records() ? static_cast<i32>(record_layout(problem.dim_qk).bytes) : 0;
+}
+
+// Whether every record and its parts lie at multiples of 16 bytes.
+bool has_aligned_records(const Problem& problem) {
+  const Tensor& k = problem.arrays[Array::kK];
+  if (!problem.has_records() || problem.dtype != DType::kBFloat16) return false;
+  if (record_layout(problem.dim_qk).has_page_scales() && problem.dim_qk != 512) return false;
+  for (const int axis : {0, 1, 2}) {
+    if (axis == 2 && record_bytes(problem) == 584) continue;  // rows are 576 bytes apart
+    if (k.shape[axis] > 1 && k.strides[axis] % 16 != 0) return false;
+  }
+  return problem.pointer_alignment >= 16;
+}
+
 KernelSpec main_spec(const MlaSm90Config& config, const std::string& distinction) {
   return on_tensor_cores(
       spec_of<MlaSm90Arguments>("mla_sm90/mla_sm90", "mla_sm90", distinction, config), config,
@@ -53,14 +78,17 @@ KernelSpec combine_spec(const MlaSm90Config& config, const std::string& distinct
       spec_of<MlaSm90Arguments>("mla_sm90/combine", "combine_mla", distinction, config);
   spec.num_threads = MlaSm90Config::combine_threads();
   spec.min_blocks = 1;
-  spec.shared_bytes = MlaSm90Config::combine_bytes();
+  spec.shared_bytes = static_cast<size_t>(config.combine_bytes());
   return spec;
 }
 
 std::string distinction_of(const MlaSm90Config& config) {
   const DecodeSm80Config& schedule = config.schedule;
   return sentence(name(schedule.dtype), name_suffix(schedule.score),
-                  schedule.ragged ? "_ragged" : "", schedule.paged ? "_paged" : "");
+                  schedule.ragged ? "_ragged" : "", schedule.paged ? "_paged" : "",
+                  config.record != 0 ? sentence("_", config.record)
+                                     : std::string(config.gathers ? "_gathers" : ""),
+                  config.several ? "" : "_one");
 }
 
 class MlaSm90Plan final : public GpuPlan {
@@ -72,8 +100,9 @@ class MlaSm90Plan final : public GpuPlan {
         clamp<i64>(gpu.num_multiprocessors / row_tiles, 1, max<i64>(1, num_blocks(problem)));
     arguments_ = mla_sm90_arguments(problem, workers);
     const MlaSm90Config config = mla_sm90_config(problem);
+    gathers_ = config.gathers;
     const i64 grid = workers * row_tiles;
-    tile = {MlaSm90Config::kRows, mla_schedule().block_keys()};
+    tile = {MlaSm90Config::kRows, config.keys()};
     alignment_bytes = max<i64>(16, otherwise_->alignment_bytes);
     zeroed_bytes = otherwise_->zeroed_bytes;
     workspace_bytes = max(static_cast<size_t>(2 * grid * MlaSm90Config::part_floats()) * 4,
@@ -98,16 +127,18 @@ class MlaSm90Plan final : public GpuPlan {
     MlaSm90Arguments arguments = arguments_;
     bind_params(arguments.attention, call.problem, call.faults);
     arguments.parts = reinterpret_cast<float*>(call.workspace);
-    const i32 box_rows = call.problem.is_paged()
-                             ? key_box_rows(arguments.attention, MlaSm90Config::kKeys)
-                             : MlaSm90Config::kKeys;
-    encode(call.driver, tensor_box(arrays[Array::kK], box_rows), arguments.kv);
+    if (!gathers_) {
+      const i32 keys = mla_schedule().block_keys();
+      const i32 box_rows = call.problem.is_paged() ? key_box_rows(arguments.attention, keys) : keys;
+      encode(call.driver, tensor_box(arrays[Array::kK], box_rows), arguments.kv);
+    }
     call.launch(0, arguments);
     call.launch(1, arguments);
   }
 
  private:
   std::unique_ptr<GpuPlan> otherwise_;
+  bool gathers_;
   MlaSm90Arguments arguments_{};  // but for pointers
 };
 
@@ -123,6 +154,13 @@ MlaSm90Config mla_sm90_config(const Problem& problem) {
   schedule.score.varlen |= problem.has_caches();
   schedule.ragged = schedule.score.varlen && is_ragged(problem);
   schedule.paged = problem.is_paged();
+  config.gathers = !has_boxes(problem);
+  config.several = problem.num_sequences > 1;
+  if (problem.has_records()) {
+    config.record = record_bytes(problem);
+    schedule.quantised = problem.kv_dtype();
+    schedule.d_qk = static_cast<i32>(problem.dim_qk);
+  }
   if (is_last_row(problem) && problem.mask.is_at_most_causal())
     schedule.score.mask_kind = MaskKind::kNone;
   return config;
@@ -150,24 +188,27 @@ bool prefers_mla_sm90(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability != 90 || problem.without != 0 || problem.tile.given()) return false;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
   constexpr DecodeSm80Config kSchedule = mla_schedule();
-  if (problem.dim_qk != kSchedule.d_qk || problem.dim_v != kSchedule.d_v) return false;
+  const bool has_dims = problem.dim_qk == kSchedule.d_qk || problem.has_records();
+  if (!has_dims || problem.dim_v != kSchedule.d_v) return false;
   for (const Array array : {Array::kMask, Array::kBias, Array::kQIds, Array::kAlibiSlopes,
                             Array::kPositions, Array::kTree}) {
     if (problem.has(array)) return false;
   }
   if (problem.dropout.enabled() || problem.score_map.is_modified() || problem.batch_invariant ||
-      problem.is_quantised() || !(problem.score_map.scale > kSmallestScale)) {
+      (problem.is_quantised() && !problem.has_records()) ||
+      !(problem.score_map.scale > kSmallestScale)) {
     return false;
   }
   if (rows_of_group(problem) == 0 || num_blocks(problem) >= kMostBlocks) return false;
-  const i64 page_rows = problem.page_rows;
-  const bool has_boxes =
-      !problem.is_paged() ||
-      (problem.num_pages > 0 && !problem.has(Array::kKvStart) && page_rows % kFewestBoxRows == 0 &&
-       max(problem.num_pages, page_rows) < 0x7fffffff);
-  return has_boxes && problem.kv_rows > 0 && problem.kv_rows < 0x7fffff00 &&
-         has_values_in_keys(problem) && has_aligned_rows(problem, Array::kV) &&
-         has_aligned_o(problem) && sm90_layout_refusal(problem, Array::kK).empty();
+  if (problem.kv_rows <= 0 || problem.kv_rows >= 0x7fffff00) return false;
+  if (problem.is_paged() &&
+      (problem.num_pages <= 0 || problem.num_pages * problem.page_rows >= kMostSlots)) {
+    return false;
+  }
+  if (!has_values_in_keys(problem) || !has_aligned_o(problem)) return false;
+  if (problem.has_records()) return has_aligned_records(problem);
+  return has_aligned_rows(problem, Array::kV) &&
+         (!has_boxes(problem) || sm90_layout_refusal(problem, Array::kK).empty());
 }
 
 std::unique_ptr<GpuPlan> plan_mla_sm90(const Problem& problem, const Gpu& gpu,
@@ -182,13 +223,26 @@ std::vector<KernelSpec> mla_sm90_specs() {
     specs.push_back(combine_spec(config, distinction_of(config)));
   };
   MlaSm90Config config;
+  config.several = false;
   add(config);
+  config.several = true;
   config.schedule.dtype = DType::kFloat16;
   config.schedule.score.varlen = config.schedule.paged = true;
   add(config);
   config.schedule.dtype = DType::kBFloat16;
+  config.gathers = true;
+  add(config);
+  config.schedule.quantised = DType::kUint8;
+  for (const i32 record : {656, 584}) {
+    config.record = record;
+    add(config);
+  }
+  config.schedule.score.mask_kind = MaskKind::kRight;  // of records that rows see some of
+  add(config);
+  config.gathers = false;
+  config.schedule.quantised = DType::kNone;
+  config.record = 0;
   config.schedule.ragged = config.schedule.score.stats = config.schedule.score.fp32_out = true;
-  config.schedule.score.mask_kind = MaskKind::kRight;
   add(config);
   return specs;
 }

@@ -57,6 +57,8 @@ struct DecodeSm80Config {
   constexpr bool narrows_q() const { return product_dtype() != dtype; }
   // P is larger by this power of two: float16 ends at 2^16, below it loses bits from 2^-14 on.
   constexpr i32 weight_log2() const { return is_quantised() ? 6 : 0; }
+  // Numbers of records become float16 with their scales: exact where these are powers of two.
+  constexpr bool may_round() const { return quantised == DType::kUint8; }
   constexpr bool loses_nan() const { return quantised == DType::kFloat8E4M3 && !converts; }
   constexpr i32 kv_bytes() const { return is_quantised() ? 1 : 2; }
   // Of a row of a tile of K or V, whose heads have so many dims: 16 bits.
@@ -73,7 +75,7 @@ struct DecodeSm80Config {
   // Whether a row may not see a key that another row of its tile does; whether rows may have to be
   // computed again, since they met such a key or one that products cannot tell.
   constexpr bool hides_keys() const { return score.mask_kind != MaskKind::kNone || tree; }
-  constexpr bool may_recompute() const { return hides_keys() || loses_nan(); }
+  constexpr bool may_recompute() const { return hides_keys() || loses_nan() || may_round(); }
 
   // Whether scores are in log2 before the softmax, and not dot products.
   constexpr bool scales_scores() const {

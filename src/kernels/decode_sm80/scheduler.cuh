@@ -269,6 +269,24 @@ class KeyCounts {
   i32 of_head() const { return of_head_; }
   bool has_empty() const { return has_empty_; }  // sequences
 
+  // Whether all sequences have as many chunks, if they are few. Before seek().
+  bool is_even() {
+    if constexpr (!kConfig.score.varlen) return true;
+    constexpr i32 kFew = 256;
+    static_assert(kThreads >= kFew);
+    if (p_.num_sequences > kFew) return false;
+    const bool differs = static_cast<i32>(ptx::thread_index()) < p_.num_sequences &&
+                         i64{own_} * p_.num_sequences != of_head_;
+    const bool any_differs = ptx::any(differs);
+    ptx::block_sync();  // words of the round were read
+    if (lane_index() == 0) ptx::store_shared(words_ + warp_index() * 4, any_differs);
+    ptx::block_sync();  // warps -> what they found
+    u32 all = 0;
+#pragma unroll
+    for (i32 warp = 0; warp < kFew / 32; ++warp) all |= ptx::load_shared(words_ + warp * 4);
+    return all == 0;
+  }
+
   // Number of the first chunk of a sequence, one of the first kThreads, among those of a head.
   // Before seek().
   i32 begin_of(i32 index) {

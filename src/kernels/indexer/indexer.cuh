@@ -16,6 +16,7 @@
 #include "kernels/common/faults.cuh"
 #include "kernels/indexer/config.h"
 #include "kernels/indexer/params.h"
+#include "kernels/indexer/tensor_scores.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/thread.cuh"
@@ -110,14 +111,27 @@ void add_fresh(RankedKeys<kCapacity, kFresh, kThreads>& keys, i32 topk, i32 thre
   if (keys.count + kFresh > kCapacity) keep_best(keys, topk, thread);
 }
 
+// Tiles of q and k: on CUDA cores some dims in float32, on tensor cores all of them in 16 bits.
+template <IndexerConfig kConfig, bool kOnTensorCores>
+struct IndexerTiles {
+  float q[kConfig.tile_heads()][IndexerConfig::kTileDims];
+  float k[IndexerConfig::kTileKeys][IndexerConfig::kTileDims + 1];
+};
+template <IndexerConfig kConfig>
+struct IndexerTiles<kConfig, true> {
+  static constexpr i32 kColumns = kConfig.dim + IndexerConfig::kPadding;
+  u16 q[kConfig.tile_heads()][kColumns];
+  u16 k[IndexerConfig::kTileKeys][kColumns];
+  float weights[kConfig.tile_heads()];
+};
+
 template <IndexerConfig kConfig>
 struct IndexerShared {
   static constexpr i32 kKeys = IndexerConfig::kTileKeys;
   static constexpr i32 kDims = IndexerConfig::kTileDims;
   RankedKeys<kConfig.capacity, kKeys, kConfig.num_threads> ranked;
   IndexedKey place[kKeys];
-  float q[kConfig.tile_heads()][kDims];
-  float k[kKeys][kDims + 1];
+  IndexerTiles<kConfig, (kConfig.dim > 0)> tiles;
   float score[kConfig.head_groups()][kKeys];
 };
 
@@ -130,6 +144,8 @@ struct IndexerRow {
   static constexpr i32 kKeys = Shared::kKeys;
   static constexpr i32 kDims = Shared::kDims;
   static constexpr i32 kHeads = IndexerConfig::kHeadsOfThread;
+  static constexpr DType kProduct = kConfig.product();
+  static constexpr i32 kRowBytes = 2 * (kConfig.dim + IndexerConfig::kPadding);
 
   const IndexerParams& p;
   Shared& shared;
@@ -146,7 +162,7 @@ struct IndexerRow {
       if (h < p.extents.heads && d < p.extents.dim) {
         x = widen(load_element<Q>(p.q.data + p.q.offset(batch, h, row, d) * i64{sizeof(Q)}));
       }
-      shared.q[i / kDims][i % kDims] = x;
+      shared.tiles.q[i / kDims][i % kDims] = x;
     }
     for (i32 i = thread; i < kKeys * kDims; i += kConfig.num_threads) {
       const IndexedKey place = shared.place[i / kDims];
@@ -156,7 +172,7 @@ struct IndexerRow {
         const i64 element = p.k.offset(place.page, 0, place.page_row, d);
         x = widen(load_element<K>(p.k.data + element * i64{sizeof(K)}));
       }
-      shared.k[i / kDims][i % kDims] = x;
+      shared.tiles.k[i / kDims][i % kDims] = x;
     }
     ptx::block_sync();
   }
@@ -165,9 +181,9 @@ struct IndexerRow {
   void add_products(float (&S)[kHeads], i32 key, i32 first_head) const {
 #pragma unroll 4
     for (i32 d = 0; d < kDims; ++d) {
-      const float k = shared.k[key][d];
+      const float k = shared.tiles.k[key][d];
 #pragma unroll
-      for (i32 h = 0; h < kHeads; ++h) S[h] += shared.q[first_head + h][d] * k;
+      for (i32 h = 0; h < kHeads; ++h) S[h] += shared.tiles.q[first_head + h][d] * k;
     }
   }
 
@@ -197,6 +213,87 @@ struct IndexerRow {
     return sum;
   }
 
+  static u32 address_of(const void* part) {
+    const u8* const begin = ptx::shared_bytes();
+    return ptx::dynamic_shared() + static_cast<u32>(static_cast<const u8*>(part) - begin);
+  }
+
+  // The same on tensor cores: q and weights of some heads, zeros behind the last.
+  void load_heads(i64 head) const {
+    constexpr i32 kRuns = kConfig.dim / 8;
+    const u32 tile = address_of(shared.tiles.q);
+    for (i32 i = thread; i < kConfig.tile_heads() * kRuns; i += kConfig.num_threads) {
+      const i64 h = head + i / kRuns, d = 8 * (i % kRuns);
+      const u32 to = tile + static_cast<u32>(i / kRuns * kRowBytes + i % kRuns * 16);
+      if (h < p.extents.heads && d < p.extents.dim) {
+        put_eight<kConfig.q, kProduct>(p.q.data + p.q.offset(batch, h, row, d) * i64{sizeof(Q)},
+                                       to);
+      } else {
+        ptx::store_shared_x4(to, {});
+      }
+    }
+    for (i32 i = thread; i < kConfig.tile_heads(); i += kConfig.num_threads) {
+      const bool is_there = head + i < p.extents.heads;
+      const i64 weight = is_there ? p.weights.offset(batch, head + i, row, 0) : 0;
+      shared.tiles.weights[i] = is_there ? load_real_called<float>(p.weights, weight) : 0;
+    }
+  }
+
+  void load_keys() const {
+    constexpr i32 kRuns = kConfig.dim / 8;
+    const u32 tile = address_of(shared.tiles.k);
+    for (i32 i = thread; i < kKeys * kRuns; i += kConfig.num_threads) {
+      const IndexedKey place = shared.place[i / kRuns];
+      const i64 d = 8 * (i % kRuns);
+      const u32 to = tile + static_cast<u32>(i / kRuns * kRowBytes + i % kRuns * 16);
+      if (place.page >= 0 && d < p.extents.dim) {
+        const i64 element = p.k.offset(place.page, 0, place.page_row, d);
+        put_eight<kConfig.k, kProduct>(p.k.data + element * i64{sizeof(K)}, to);
+      } else {
+        ptx::store_shared_x4(to, {});
+      }
+    }
+  }
+
+  // is_first: of the row's tiles; later ones find the heads where they are, if one tile has all.
+  void score_on_tensor_cores(bool is_first) const {
+    const i32 lane = thread % 32, first_key = thread / 32 * 16;
+    TensorScores<kProduct, kConfig.dim> scores;
+    float sums[2] = {};
+    load_keys();
+#pragma unroll 1
+    for (i64 head = 0; head < p.extents.heads; head += kConfig.tile_heads()) {
+      if (head > 0) ptx::block_sync();  // the heads before were read
+      if (is_first || p.extents.heads > kConfig.tile_heads()) load_heads(head);
+      ptx::block_sync();
+      if (head == 0) {
+        scores.load_keys(address_of(shared.tiles.k), first_key, lane);
+      }
+      const float scale[2] = {scale_of(shared.place[first_key + lane / 4]),
+                              scale_of(shared.place[first_key + lane / 4 + 8])};
+      const i32 heads = static_cast<i32>(min<i64>(p.extents.heads - head, kConfig.tile_heads()));
+#pragma unroll 1
+      for (i32 h = 0; h < heads; h += 8) {
+        scores.add_heads(address_of(shared.tiles.q), h, heads, shared.tiles.weights, scale, sums,
+                         lane);
+      }
+    }
+    scores.add_threads(sums);
+    if (lane % 4 == 0) {
+      shared.score[0][first_key + lane / 4] = sums[0];
+      shared.score[0][first_key + lane / 4 + 8] = sums[1];
+    }
+  }
+
+  // The scores of a tile, for each group of heads.
+  void score_tile(i32 key, i32 group, bool is_first) const {
+    if constexpr (kConfig.dim > 0) {
+      score_on_tensor_cores(is_first);
+    } else {
+      shared.score[group][key] = score(key, group * kHeads);
+    }
+  }
+
   // Ranks the keys of a tile.
   void rank_tile(i64 begin, i64 keys, bool needs_scores) const {
     ptx::block_sync();
@@ -208,11 +305,11 @@ struct IndexerRow {
     }
     ptx::block_sync();
     const i32 key = thread % kKeys, group = thread / kKeys;
-    shared.score[group][key] = needs_scores ? score(key, group * kHeads) : 0.0f;
+    if (needs_scores) score_tile(key, group, begin == 0);
     ptx::block_sync();
     if (group == 0) {
       float sum = 0;
-      for (i32 g = 0; g < kConfig.head_groups(); ++g) sum += shared.score[g][key];
+      for (i32 g = 0; needs_scores && g < kConfig.head_groups(); ++g) sum += shared.score[g][key];
       const u64 found = shared.place[key].page < 0 ? 0 : ranked(sum, begin + key);
       shared.ranked.fresh[key] = found > shared.ranked.least ? found : 0;
     }

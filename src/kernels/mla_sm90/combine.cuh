@@ -19,6 +19,11 @@ struct CombineMla {
   static constexpr i32 kEights = kSchedule.d_v / 8;  // of 8 dims
   static constexpr i32 kGroups = Config::combine_threads() / 128;
   static constexpr i32 kLanes = Config::combine_threads() / Config::kRows;  // of a row
+  // Units of dims whose sums meet in shared memory together.
+  static constexpr i32 kTogether = kConfig.combine_eights();
+  // That a group takes alone, at least: two, or as many as are computed again.
+  static constexpr i32 kLeast =
+      kSchedule.may_recompute() ? StoreRowTile<kSchedule>::kChunkDims / 8 : 2;
 
   const MlaSm90Arguments& arguments;
   const AttentionParams& p = arguments.attention;
@@ -32,8 +37,7 @@ struct CombineMla {
 
   void run() {
     Counts counts(p, rows, shared);
-    const KeyShares shares =
-        mla_shares(counts.of_head() * static_cast<i32>(p.heads_kv), arguments.workers);
+    const Shares shares = mla_shares_of<kConfig>(counts, p, arguments.workers);
     if (shares.num_chunks == 0) return;
     KeyCursor<kSchedule> cursor{&p, rows, {}, 0, 0, 0, {}, {}};
     const i32 tile_begin = arguments.by_sequence ? find_sequence(counts, cursor)
@@ -48,6 +52,7 @@ struct CombineMla {
 
  private:
   using Counts = KeyCounts<kSchedule, Config::combine_threads()>;
+  using Shares = MlaShares<kConfig.several>;
 
   // The row tile of sequence and head `number`: its first chunk.
   i32 find_sequence(Counts& counts, KeyCursor<kSchedule>& cursor) const {
@@ -58,9 +63,9 @@ struct CombineMla {
     return cursor.kv_head * counts.of_head() + counts.begin_of(cursor.index);
   }
   // The row tile that worker `number` has the last key of, or -1.
-  i32 find_tile_of_worker(Counts& counts, const KeyShares& shares,
+  i32 find_tile_of_worker(Counts& counts, const Shares& shares,
                           KeyCursor<kSchedule>& cursor) const {
-    if (number >= shares.num_workers) return -1;
+    if (number >= shares.num_workers()) return -1;
     const i32 last = shares.begin(number + 1) - 1;
     const i32 in_head = last % counts.of_head();
     cursor.kv_head = last / counts.of_head();
@@ -74,6 +79,7 @@ struct CombineMla {
     const RowTile<kSchedule> tile(p, arguments.unit, arguments.group, row_tile * Config::kRows,
                                   cursor.kv_head, cursor.index, cursor.sequence);
     sum_rows(tile, first, last);
+    const i32 num_parts = last - first + 1;
     const i32 first_row = static_cast<i32>(thread() / 32 * 16 + thread() % 32 / 4);
     const i32 row[2] = {first_row, first_row + 8};
     float top[2];
@@ -85,26 +91,30 @@ struct CombineMla {
       ends[h] = {__builtin_bit_cast(float, x.word[1]), __builtin_bit_cast(float, x.word[2])};
     }
     const MlaStore<kConfig> store(tile, row, ends);
-    const i32 own = kEights / arguments.slices;
-    if (!kSchedule.may_recompute() && last - first < kGroups && own % (2 * kGroups) == 0) {
-      const i32 of_group = own / kGroups, begin = slice * own + group() * of_group;
-#pragma unroll 1
-      for (i32 unit = begin; unit < begin + of_group; unit += 2) {
-        float O[2][4];
-        sum_of_dims<2, 1>(O, unit, row, top, first, last);
-        store.store(O[0], 8 * unit);
-        store.store(O[1], 8 * unit + 8);
-      }
-      return;
-    }
+    if (!MlaParts<kConfig>::has_rows(tile, first_row)) last = first - 1;
     u32 bad = 0;
+    i32 count = kEights / arguments.slices, unit = slice * count;  // of the block, or of a group
+    if (num_parts <= kGroups && count % (kLeast * kGroups) == 0) {
+      count /= kGroups;
+      unit += group() * count;
 #pragma unroll 1
-    for (i32 unit = slice * own; unit < (slice + 1) * own; ++unit) {
-      float O[1][4];
-      sum_of_dims<1, kGroups>(O, unit, row, top, first, last);
-      if (of_groups(O[0])) bad |= store.store(O[0], 8 * unit);
+      for (i32 n = unit; n < unit + count; n += 2) {
+        float O[2][4];
+        sum_of_dims<2, 1>(O, n, row, top, first, last);
+        bad |= store.store(O[0], 8 * n) | store.store(O[1], 8 * n + 8);
+      }
+    } else {
+#pragma unroll 1
+      for (i32 n = unit; n < unit + count; n += kTogether) {
+        float O[kTogether][4];
+        sum_of_dims<kTogether, kGroups>(O, n, row, top, first, last);
+        if (!of_groups(O)) continue;
+#pragma unroll
+        for (i32 i = 0; i < kTogether; ++i) bad |= store.store(O[i], 8 * (n + i));
+      }
+      if (group() != 0) return;
     }
-    if (group() == 0) store.recompute_bad(bad, slice * own * 8, own * 8);
+    store.recompute_bad(bad, 8 * unit, 8 * count);
   }
 
   float weight_of(float maximum, float top) const {
@@ -162,7 +172,7 @@ struct CombineMla {
 #pragma unroll
     for (i32 i = 0; i < kCount * 4; ++i) O[i / 4][i % 4] = 0;
     const i64 at = MlaParts<kConfig>::quad(unit, thread());
-    constexpr i32 kParts = kCount == 1 ? 5 : 2;  // at once
+    constexpr i32 kParts = kCount == 1 ? 5 : kCount == 2 ? 2 : 1;  // at once
     i32 from = first + (kStep == 1 ? 0 : group());
 #pragma unroll 1
     for (; from + (kParts - 1) * kStep <= last; from += kParts * kStep) {
@@ -202,24 +212,28 @@ struct CombineMla {
   }
 
   // Adds the sums of all groups; in group 0, the others return false.
-  bool of_groups(float (&O)[4]) const {
-    const auto at = [&](i32 of_group) {
+  bool of_groups(float (&O)[kTogether][4]) const {
+    const auto at = [&](i32 of_group, i32 unit) {
       return shared + Config::combine_sums_at() +
-             ((of_group - 1) * 128 + static_cast<i32>(thread())) * 16;
+             (((of_group - 1) * kTogether + unit) * 128 + static_cast<i32>(thread())) * 16;
     };
-    if (group() != 0) {
+#pragma unroll
+    for (i32 n = 0; n < kTogether; ++n) {
+      if (group() == 0) break;
       ptx::U32x4 x;
 #pragma unroll
-      for (i32 i = 0; i < 4; ++i) x.word[i] = __builtin_bit_cast(u32, O[i]);
-      ptx::store_shared_x4(at(group()), x);
+      for (i32 i = 0; i < 4; ++i) x.word[i] = __builtin_bit_cast(u32, O[n][i]);
+      ptx::store_shared_x4(at(group(), n), x);
     }
     ptx::block_sync();  // groups -> their sums
-    if (group() == 0) {
+#pragma unroll
+    for (i32 n = 0; n < kTogether; ++n) {
+      if (group() != 0) break;
 #pragma unroll
       for (i32 other = 1; other < kGroups; ++other) {
-        const ptx::U32x4 x = ptx::load_shared_x4(at(other));
+        const ptx::U32x4 x = ptx::load_shared_x4(at(other, n));
 #pragma unroll
-        for (i32 i = 0; i < 4; ++i) O[i] += __builtin_bit_cast(float, x.word[i]);
+        for (i32 i = 0; i < 4; ++i) O[n][i] += __builtin_bit_cast(float, x.word[i]);
       }
     }
     ptx::block_sync();  // they were read

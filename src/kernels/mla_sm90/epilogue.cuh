@@ -19,6 +19,16 @@ QueryRows query_rows_of(const MlaSm90Arguments& arguments, i32 row_tile) {
   return {row_tile * kRows / arguments.group, (row_tile * kRows + kRows - 1) / arguments.group};
 }
 
+template <MlaSm90Config kConfig, class Counts>
+MlaShares<kConfig.several> mla_shares_of(Counts& counts, const AttentionParams& p, i32 workers) {
+  const i32 heads = static_cast<i32>(p.heads_kv);
+  i32 even_tiles = 0;
+  if constexpr (kConfig.several) {
+    if (counts.is_even()) even_tiles = heads * static_cast<i32>(p.num_sequences);
+  }
+  return mla_shares<kConfig.several>(counts.of_head() * heads, workers, even_tiles);
+}
+
 template <MlaSm90Config kConfig>
 RowTile<kConfig.schedule> tile_of(const MlaSm90Arguments& arguments, i32 row_tile,
                                   const MlaTask& task) {
@@ -51,7 +61,8 @@ MlaRowEnd end_row(const RowTile<kConfig.schedule>& tile, i32 row, const MlaRow& 
                   bool stores) {
   using State = SoftmaxState<AccurateMath<float>>;
   const bool counts = tile.counts(row) && (kConfig.schedule.may_recompute() || !(found.sum < 0));
-  const State state = counts ? State{found.maximum * tile.unit.nats, found.sum} : State{};
+  constexpr float kWeight = 1.f / (1 << kConfig.schedule.weight_log2());
+  const State state = counts ? State{found.maximum * tile.unit.nats, found.sum * kWeight} : State{};
   float sink = -kInfinity<float>;
   if (tile.p.sinks.present() && row < tile.num_rows()) {
     sink = load_real_called<float>(tile.p.sinks, tile.p.sinks.offset(0, tile.head_of(row), 0, 0));
@@ -59,7 +70,7 @@ MlaRowEnd end_row(const RowTile<kConfig.schedule>& tile, i32 row, const MlaRow& 
   if (stores && row < tile.num_rows()) {
     StoreRowTile<kConfig.schedule>{tile}.store_statistics(row, state);
   }
-  return {counts ? state.normalizer(sink) : 0.f, counts ? found.sum : 0.f};
+  return {counts ? state.normalizer(sink) * kWeight : 0.f, counts ? found.sum : 0.f};
 }
 
 // Dims of O as a thread of a warpgroup has them: of two rows, h, two neighbours of every eight.
@@ -111,6 +122,7 @@ struct MlaStore {
       if ((lanes >> (lane_index() & 28) & 0xf) == 0) continue;
       constexpr i32 kChunk = StoreRowTile<kSchedule>::kChunkDims;
       const i32 chunks = dims / kChunk;
+#pragma unroll 1
       for (i32 n = static_cast<i32>(lane_index() % 4); n < chunks; n += 4) {
         const RowTile<kSchedule>& tile = result.tile;
         result.recompute(tile.p, tile.sequence.batch, tile.head_of(rows[h]),
@@ -134,6 +146,10 @@ struct MlaParts {
   // Four numbers of a thread of a warpgroup: of eight dims, number `n` of all.
   static i64 quad(i32 n, u32 thread) { return (n * 128 + static_cast<i32>(thread)) * 4; }
   static i64 state(i32 row) { return MlaSm90Config::states_at() + 2 * row; }
+  // Whether any row counts of a warp that has this one: of others a part has maxima and sums alone.
+  static bool has_rows(const RowTile<kConfig.schedule>& tile, i32 row) {
+    return row / 16 * 16 < tile.num_rows();
+  }
 };
 
 }  // namespace fulmen

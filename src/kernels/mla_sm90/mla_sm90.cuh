@@ -14,7 +14,7 @@
 #include "kernels/decode_sm80/scheduler.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/mla_sm90/epilogue.cuh"
-#include "kernels/mla_sm90/producer.cuh"
+#include "kernels/mla_sm90/gatherer.cuh"
 #include "kernels/mla_sm90/scores.cuh"
 #include "kernels/mla_sm90/values.cuh"
 
@@ -28,7 +28,7 @@ struct MlaSm90 {
 
   const MlaSm90Arguments& arguments;
   const AttentionParams& p = arguments.attention;
-  MlaStorage shared{ptx::dynamic_shared()};
+  MlaStorage<kConfig> shared{ptx::dynamic_shared()};
   i32 row_tile = static_cast<i32>(ptx::block_index()) % arguments.row_tiles;
   i32 worker = static_cast<i32>(ptx::block_index()) / arguments.row_tiles;
   i32 workers = static_cast<i32>(ptx::num_blocks()) / arguments.row_tiles;
@@ -37,32 +37,36 @@ struct MlaSm90 {
 
   void run() {
     if (ptx::thread_index() == 0) {
-      ptx::prefetch_tensormap(arguments.kv);
+      if constexpr (!kConfig.gathers) ptx::prefetch_tensormap(arguments.kv);
       shared.init();
     }
     ptx::block_sync();
     ptx::grid_dependents_launch();
-    const KeyShares shares = mla_shares(counts.of_head() * static_cast<i32>(p.heads_kv), workers);
+    const MlaShares<kConfig.several> shares = mla_shares_of<kConfig>(counts, p, workers);
     clear_empty();
-    if (worker < shares.num_workers && shares.num_chunks > 0) attend(shares);
+    if (worker < shares.num_workers() && shares.num_chunks > 0) attend(shares);
   }
 
  private:
-  void attend(const KeyShares& shares) {
+  void attend(const MlaShares<kConfig.several>& shares) {
     const i32 of_head = counts.of_head();
     const i32 begin = shares.begin(worker);
     Cursor cursor{&p, rows, {}, begin / of_head, 0, 0, {}, {}};
     const i32 tile_begin = begin - begin % of_head + counts.seek(cursor, begin % of_head);
     const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
     if (warpgroup == 3) {
-      ptx::setmaxnreg_dec<MlaSm90Config::producer_registers()>();
+      ptx::setmaxnreg_dec<kConfig.producer_registers()>();
       const i32 piece = ptx::broadcast(ptx::thread_index() / 32 % 4);
-      const i32 box_rows =
-          kSchedule.paged ? key_box_rows(p, MlaSm90Config::kKeys) : MlaSm90Config::kKeys;
+      if constexpr (kConfig.gathers) {
+        const MlaProducer<kConfig> producer{arguments, shared, 0, shares, worker, piece};
+        MlaGatherer<kConfig>{producer}.run(cursor, tile_begin);
+        return;
+      }
+      const i32 box_rows = kSchedule.paged ? key_box_rows(p, kConfig.keys()) : kConfig.keys();
       MlaProducer<kConfig>{arguments, shared, box_rows, shares, worker, piece}.run(cursor,
                                                                                    tile_begin);
     } else if (warpgroup == 2) {
-      ptx::setmaxnreg_inc<MlaSm90Config::score_registers()>();
+      ptx::setmaxnreg_inc<kConfig.score_registers()>();
       MlaScores<kConfig>{arguments, shared, row_tile, worker, ptx::thread_index() % 128}.run();
     } else {
       ptx::setmaxnreg_inc<MlaSm90Config::value_registers()>();

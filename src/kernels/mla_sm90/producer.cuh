@@ -24,12 +24,12 @@ template <MlaSm90Config kConfig>
 struct MlaProducer {
   static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
   using Config = MlaSm90Config;
-  static constexpr i32 kKeys = Config::kKeys;
+  static constexpr i32 kKeys = kConfig.keys();
 
   const MlaSm90Arguments& arguments;
-  MlaStorage shared;
+  MlaStorage<kConfig> shared;
   i32 box_rows;
-  KeyShares shares;
+  MlaShares<kConfig.several> shares;
   i32 worker;
   i32 piece;  // which of a block this warp copies; the first also tells what there is
 
@@ -75,13 +75,13 @@ struct MlaProducer {
     ptx::tma_load(to + row * 128, arguments.kv, full, column, box.row, kv_head, batch);
   }
 
-  void load_piece(const MlaBox& box, i32 kv_head, const PipelineState<Config::kStages>& at) const {
+  void load_piece(const MlaBox& box, i32 kv_head, const PipelineState<kConfig.stages()>& at) const {
     const u32 full = shared.full(at.index, piece);
     const i32 begin = piece * Config::kPieceTiles;
     const i32 end = begin + Config::kPieceTiles + (piece == Config::kPieces - 1);
     if (lane() == 0) {
       ptx::mbarrier_wait(shared.empty(at.index, begin / Config::kHalfTiles), at.phase ^ 1);
-      ptx::mbarrier_arrive_expect(full, static_cast<u32>((end - begin) * Config::kTileBytes));
+      ptx::mbarrier_arrive_expect(full, static_cast<u32>((end - begin) * kConfig.tile_bytes()));
     }
     ptx::warp_sync();
 #pragma unroll 1
@@ -108,7 +108,7 @@ struct MlaProducer {
   // Pages of a block are looked up before the copies of the block before it wait for their tiles.
   void run(KeyCursor<kSchedule>& cursor, i32 tile_begin) const {
     u32 count = 0;  // of row tiles
-    PipelineState<Config::kStages> at;
+    PipelineState<kConfig.stages()> at;
     i32 left = shares.begin(worker + 1) - shares.begin(worker);
     begin_task(cursor, tile_begin, left, count);
     MlaBox next = box_of(cursor);

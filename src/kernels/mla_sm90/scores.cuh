@@ -14,6 +14,7 @@
 #include "kernels/common/accurate_math.cuh"
 #include "kernels/decode_sm80/operands.cuh"
 #include "kernels/mla_sm90/epilogue.cuh"
+#include "kernels/mla_sm90/queries.cuh"
 #include "kernels/mla_sm90/storage.cuh"
 
 namespace fulmen {
@@ -21,29 +22,33 @@ namespace fulmen {
 template <MlaSm90Config kConfig>
 struct MlaScores {
   static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
-  static constexpr DType kDType = kSchedule.dtype;
+  static constexpr DType kDType = kSchedule.product_dtype();
+  static constexpr DType kNinthDType = kSchedule.dtype;  // of the columns that are no values
   static constexpr bool kMasked = kSchedule.score.mask_kind != MaskKind::kNone;
   using Config = MlaSm90Config;
-  using Scores = float[Config::kKeys / 2];
+  using Scores = float[kConfig.keys() / 2];
   using Tile = RowTile<kSchedule>;
   static constexpr u32 kBarrier = 1;     // named
   static constexpr i32 kEarlyTiles = 6;  // whose products are done when the last P is announced
   static constexpr i32 kWords = Config::kColumns / 4;  // of a tile of Q, of a thread
 
   const MlaSm90Arguments& arguments;
-  MlaStorage shared;
+  MlaStorage<kConfig> shared;
   i32 row_tile;
   i32 worker;
   u32 thread;  // 0 .. 127
   const AttentionParams& p = arguments.attention;
-  float log2s = arguments.unit.log2s;
 
-  PipelineState<Config::kStages> keys{};
+  PipelineState<kConfig.stages()> keys{};     // whose scores are made next
+  PipelineState<kConfig.stages()> weighed{};  // and P
   PipelineState<Config::kPBuffers> of_p{};
   u32 ends_phase = 0;
-  u32 Q[Config::kRegisterTiles][kWords];
-  float maximum[2], sum[2];  // of this thread's two rows; sum: of this thread's keys
-  Keys full{};               // keys that all rows of the tile see
+  u32 Q[kConfig.register_tiles()][kWords];
+  // Of this thread's two rows. unit: what 1 of Q counts, a power of two; log2s: of scores, which
+  // have that unit, as maximum has; sum: of this thread's keys.
+  float unit[2], log2s[2], maximum[2], sum[2];
+  Keys full{};          // keys that all rows of the tile see
+  bool misses = false;  // a key of this thread should be there and is not
 
   i32 row_of(i32 h) const { return static_cast<i32>(thread / 32 * 16 + thread % 32 / 4) + 8 * h; }
   static void sync() { ptx::bar_sync(kBarrier, 128); }
@@ -53,13 +58,7 @@ struct MlaScores {
       const MlaTask task = shared.load_task(count);
       const Tile tile = tile_of<kConfig>(arguments, row_tile, task);
       start(tile);
-      i32 first = task.first_key;
-      const i32 end = task.first_key + task.num_blocks * Config::kKeys;
-#pragma unroll 1
-      for (; first < end; first += Config::kKeys) {
-        step(first, count, first > task.first_key);
-      }
-      announce();
+      attend(task, count);
       finish(tile, task, count);
       if (task.is_last) break;
     }
@@ -67,6 +66,7 @@ struct MlaScores {
 
  private:
   void start(const Tile& tile) {
+    misses = false;
     const SequenceShape& shape = tile.sequence.shape;
     const i32 last = min(tile.query_of(tile.num_rows() - 1), shape.q_len - 1);
     full = seen_keys<kSchedule>(p, tile.sequence, tile.query_of(0), last).all;
@@ -95,17 +95,28 @@ struct MlaScores {
     const u32 quad_lane = thread % 4;
     const u16* from[2];
     bool counts[2];
+    float factor[2] = {1, 1};
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       counts[h] = tile.counts(row_of(h));
       from[h] = reinterpret_cast<const u16*>(p.q.data) +
                 (counts[h] ? tile.offset(p.q, row_of(h), 0) : 0) + quad_lane * 8;
+      unit[h] = 1;
+      if constexpr (kSchedule.narrows_q()) {
+        unit[h] = unit_of_row<kConfig.key_tiles()>(from[h], counts[h]);
+        factor[h] = inverse_of_power(unit[h]);
+      }
+      log2s[h] = arguments.unit.log2s * unit[h];
     }
     const auto load = [&](i32 h, i32 vector) {
-      return counts[h] ? ptx::load_global_x4(from[h] + vector * 8) : ptx::U32x4{{0, 0, 0, 0}};
+      const ptx::U32x4 x =
+          counts[h] ? ptx::load_global_x4(from[h] + vector * 8) : ptx::U32x4{{0, 0, 0, 0}};
+      if constexpr (!kSchedule.narrows_q()) return x;
+      return vector < 8 * Config::kTiles ? scaled<kNinthDType, kDType>(x, factor[h])
+                                         : scaled<kNinthDType, kNinthDType>(x, factor[h]);
     };
 #pragma unroll
-    for (i32 n = 0; n < Config::kRegisterTiles; ++n) {
+    for (i32 n = 0; n < kConfig.register_tiles(); ++n) {
 #pragma unroll
       for (i32 i = 0; i < 2; ++i) {
 #pragma unroll
@@ -117,7 +128,7 @@ struct MlaScores {
       }
     }
 #pragma unroll
-    for (i32 n = Config::kRegisterTiles; n <= Config::kTiles; ++n) {
+    for (i32 n = kConfig.register_tiles(); n < kConfig.key_tiles(); ++n) {
 #pragma unroll
       for (i32 i = 0; i < 2; ++i) {
 #pragma unroll
@@ -130,30 +141,23 @@ struct MlaScores {
     }
     ptx::fence_proxy_async();
 #pragma unroll
-    for (i32 n = 0; n < Config::kRegisterTiles; ++n) {
+    for (i32 n = 0; n < kConfig.register_tiles(); ++n) {
 #pragma unroll
       for (i32 i = 0; i < 2; ++i) {
 #pragma unroll
-        for (i32 h = 0; h < 2; ++h) transpose_quad(Q[n] + 8 * i + h);
+        for (i32 h = 0; h < 2; ++h) transpose_words(Q[n] + 8 * i + h);
       }
     }
     sync();
   }
 
-  // Four numbers, every second word from x on, of each of four neighbouring lanes: lane i has
-  // number i of all of them.
-  void transpose_quad(u32* x) const {
-#pragma unroll
-    for (u32 step = 1; step < 4; step *= 2) {
-      const bool is_upper = (thread & step) != 0;
-#pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        if ((i & step) != 0) continue;
-        u32 &low = x[2 * i], &high = x[2 * (i + step)];
-        const u32 other = ptx::shuffle_xor(is_upper ? low : high, step);
-        (is_upper ? low : high) = other;
-      }
+  void attend(const MlaTask& task, u32 count) {
+    const i32 end = task.first_key + task.num_blocks * kConfig.keys();
+#pragma unroll 1
+    for (i32 first = task.first_key; first < end; first += kConfig.keys()) {
+      step(first, count, first > task.first_key);
     }
+    announce();
   }
 
   // The block of keys from `first` on.
@@ -161,18 +165,24 @@ struct MlaScores {
     Scores S;
     const bool delays = has_last && is_there();
     if (has_last && !delays) announce();
-    issue<0, kEarlyTiles>(S);
-    issue<kEarlyTiles, Config::kTiles>(S);
+    multiply<0, kEarlyTiles>(S);
+    multiply<kEarlyTiles, kConfig.key_tiles()>(S);
     ptx::wgmma_wait<1>();
     if (delays) announce();
     ptx::wgmma_wait<0>();
-    if (first < full.begin || full.end < first + Config::kKeys) {
+    if (first < full.begin || full.end < first + kConfig.keys()) {
       const Keys seen = shared.seen(count);
       clear_unseen(first, seen);
       hide(S, first, seen);
     }
-    softmax(S);
-    keys.advance();
+    if constexpr (kConfig.gathers) hide_missing(S);
+    refer(S);
+#pragma unroll
+    for (i32 k = 0; k < kConfig.keys() / 16; ++k) store_weights(S, k);
+    ptx::fence_proxy_async();
+    ptx::warp_sync();  // lanes -> the one that announces
+    of_p.advance();
+    weighed.advance();
   }
 
   // Whether the block of keys has landed; in one lane.
@@ -180,41 +190,10 @@ struct MlaScores {
     if (lane_index() != 0) return true;
     bool is_there = true;
 #pragma unroll
-    for (i32 piece = 0; piece < Config::kPieces; ++piece) {
+    for (i32 piece = 0; piece < Config::kPieces; piece += kConfig.pieces_together()) {
       is_there &= ptx::mbarrier_test(shared.full(keys.index, piece), keys.phase);
     }
     return is_there;
-  }
-
-  // S (+)= Q K^T over some tiles of values, as they land; with the last of them the rest.
-  template <i32 kBegin, i32 kEnd>
-  void issue(Scores& S) const {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (i32 n = kBegin; n < kEnd; ++n) {
-      if (n % Config::kPieceTiles == 0) {
-        ptx::mbarrier_wait(shared.full(keys.index, n / Config::kPieceTiles), keys.phase);
-        ptx::wgmma_fence();
-      }
-      const MlaTile K = shared.keys(keys.index, n);
-#pragma unroll
-      for (i32 k = 0; k < Config::kColumns / 16; ++k) {
-        if (n >= Config::kRegisterTiles) {
-          ptx::wgmma_ss<kDType, false>(S, shared.q(n).rows(k), K.rows(k), true);
-          continue;
-        }
-        const u32* const a = Q[n] + 4 * k;
-        ptx::wgmma_rs<kDType, false>(S, a[0], a[1], a[2], a[3], K.rows(k), n > 0 || k > 0);
-      }
-    }
-    if constexpr (kEnd == Config::kTiles) {
-#pragma unroll
-      for (i32 k = 0; k < Config::kColumns / 16; ++k) {
-        ptx::wgmma_ss<kDType, false>(S, shared.q(Config::kTiles).rows(k),
-                                     shared.keys(keys.index, Config::kTiles).rows(k), true);
-      }
-    }
-    ptx::wgmma_commit();
   }
 
   // The P that was stored last.
@@ -223,36 +202,65 @@ struct MlaScores {
       ptx::mbarrier_arrive(shared.p_full((of_p.index + 1) % Config::kPBuffers));
   }
 
+  // S (+)= Q K^T of the next block, some tiles as they land.
+  template <i32 kBegin, i32 kEnd>
+  void multiply(Scores& S) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (i32 n = kBegin; n < kEnd; ++n) {
+      if (n < Config::kTiles && n % (kConfig.pieces_together() * Config::kPieceTiles) == 0) {
+        ptx::mbarrier_wait(shared.full(keys.index, n / Config::kPieceTiles), keys.phase);
+        // Whoever writes keys has copies on their way, which a fence would wait for.
+        if constexpr (kConfig.gathers) ptx::fence_proxy_async();
+        ptx::wgmma_fence();
+      }
+      const MlaTile K = shared.keys(keys.index, n);
+#pragma unroll
+      for (i32 k = 0; k < Config::kColumns / 16; ++k) {
+        if (n < kConfig.register_tiles()) {
+          const u32* const a = Q[n] + 4 * k;
+          ptx::wgmma_rs<kDType, false>(S, a[0], a[1], a[2], a[3], K.rows(k), n > 0 || k > 0);
+        } else if (n < Config::kTiles) {
+          ptx::wgmma_ss<kDType, false>(S, shared.q(n).rows(k), K.rows(k), true);
+        } else {
+          ptx::wgmma_ss<kNinthDType, false>(S, shared.q(n).rows(k), K.rows(k), true);
+        }
+      }
+    }
+    ptx::wgmma_commit();
+    if constexpr (kEnd == kConfig.key_tiles()) keys.advance();
+  }
+
   // Keys that no row of the tile sees become 0 as values: a probability of 0 times whatever lies
   // there could be NaN.
   void clear_unseen(i32 first, const Keys& seen) const {
-    if (seen.begin <= first && first + Config::kKeys <= seen.end) return;
+    if (seen.begin <= first && first + kConfig.keys() <= seen.end) return;
     sync();  // all warps have read K
 #pragma unroll 1
-    for (u32 at = thread; at < Config::kKeys * 8; at += 128) {
+    for (u32 at = thread; at < kConfig.keys() * 8; at += 128) {
       if (seen.contains(first + static_cast<i32>(at / 8))) continue;
 #pragma unroll 1
       for (i32 tile = 0; tile < Config::kTiles; ++tile) {
-        ptx::store_shared_x4(shared.keys(keys.index, tile).unit(at / 8, at % 8), {{0, 0, 0, 0}});
+        ptx::store_shared_x4(shared.keys(weighed.index, tile).unit(at / 8, at % 8), {{0, 0, 0, 0}});
       }
     }
     ptx::fence_proxy_async();
   }
 
-  // P = exp(S - maximum), for the warpgroups of values.
-  void softmax(Scores& S) {
+  // Maxima follow the scores; what they grew by is told to the warpgroups of values.
+  void refer(const Scores& S) {
     float top[2];
     float grown = -kInfinity<float>;
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       top[h] = S[2 * h];
 #pragma unroll
-      for (i32 f = 2 * h; f < Config::kKeys / 2; f += 4) {
+      for (i32 f = 2 * h; f < kConfig.keys() / 2; f += 4) {
         top[h] = ptx::max(top[h], ptx::max(S[f], S[f + 1]));
       }
-      grown = ptx::max(grown, top[h] - maximum[h]);
+      grown = ptx::max(grown, (top[h] - maximum[h]) * log2s[h]);
     }
-    const bool grew = ptx::any(grown * log2s > 8);
+    const bool grew = ptx::any(grown > 8);
     ptx::mbarrier_wait(shared.p_empty(of_p.index), of_p.phase ^ 1);
     if (grew) {
 #pragma unroll
@@ -260,7 +268,7 @@ struct MlaScores {
         top[h] = ptx::max(top[h], ptx::shuffle_xor(top[h], 1));
         top[h] = ptx::max(top[h], ptx::shuffle_xor(top[h], 2));
         const float now = ptx::max(maximum[h], top[h]);
-        const float factor = factor_of(maximum[h], now);
+        const float factor = factor_of(maximum[h], now, log2s[h]);
         sum[h] *= factor;
         maximum[h] = now;
         if (thread % 4 == 0) {
@@ -271,32 +279,27 @@ struct MlaScores {
     if (lane_index() == 0) {
       ptx::store_shared(shared.grew(of_p.index, static_cast<i32>(thread / 32)), grew);
     }
+  }
+
+  // P = exp(S - maximum) times 2^weight_log2, of the k-th 16 keys.
+  void store_weights(const Scores& S, i32 k) {
+    constexpr float kWeight = kSchedule.weight_log2();
+    u32 P[4];
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
       const float shift = maximum[h] == -kInfinity<float> ? 0.f : maximum[h];
-      float weights = 0;
 #pragma unroll
-      for (i32 f = 2 * h; f < Config::kKeys / 2; f += 4) {
-        S[f] = ptx::exp2((S[f] - shift) * log2s);
-        S[f + 1] = ptx::exp2((S[f + 1] - shift) * log2s);
-        weights += S[f] + S[f + 1];
+      for (i32 i = h; i < 4; i += 2) {
+        const float* const s = S + 8 * k + 2 * i;
+        const float x = ptx::exp2((s[0] - shift) * log2s[h] + kWeight);
+        const float y = ptx::exp2((s[1] - shift) * log2s[h] + kWeight);
+        sum[h] += x + y;
+        P[i] = ptx::pack<kDType>(x, y);
       }
-      sum[h] += weights;
     }
-#pragma unroll
-    for (i32 k = 0; k < Config::kKeys / 16; ++k) {
-      u32 P[4];
-#pragma unroll
-      for (i32 i = 0; i < 4; ++i) {
-        P[i] = ptx::pack<kDType>(S[8 * k + 2 * i], S[8 * k + 2 * i + 1]);
-      }
-      const u32 row = thread / 32 * 16 + thread % 16;
-      ptx::stmatrix_x4(shared.p(of_p.index).unit(row, static_cast<u32>(2 * k) + thread % 32 / 16),
-                       {{P[0], P[1], P[2], P[3]}});
-    }
-    ptx::fence_proxy_async();
-    ptx::warp_sync();  // lanes -> the one that announces
-    of_p.advance();
+    const u32 row = thread / 32 * 16 + thread % 16;
+    ptx::stmatrix_x4(shared.p(of_p.index).unit(row, static_cast<u32>(2 * k) + thread % 32 / 16),
+                     {{P[0], P[1], P[2], P[3]}});
   }
 
   void hide(Scores& S, i32 first, const Keys& seen) const {
@@ -310,21 +313,38 @@ struct MlaScores {
       }
     }
 #pragma unroll
-    for (i32 f = 0; f < Config::kKeys / 2; ++f) {
+    for (i32 f = 0; f < kConfig.keys() / 2; ++f) {
       const i32 column = first + f / 4 * 8 + 2 * static_cast<i32>(thread % 4) + f % 2;
       if (!visible[f / 2 % 2].contains(column)) S[f] = -kInfinity<float>;
     }
   }
 
-  float factor_of(float before, float now) const {
+  // Keys that are not there.
+  void hide_missing(Scores& S) {
+    const u32 word = ptx::load_shared(shared.missing(weighed.index, static_cast<i32>(thread % 4)));
+    if (word == 0) return;
+    misses |= word >> 31 != 0;
+#pragma unroll
+    for (i32 f = 0; f < kConfig.keys() / 2; ++f) {
+      if ((word >> (f / 4 * 2 + f % 2) & 1) != 0) S[f] = -kInfinity<float>;
+    }
+  }
+
+  static float factor_of(float before, float now, float log2s) {
     if (before == now) return 1;
     return before == -kInfinity<float> ? 0.f : ptx::exp2((before - now) * log2s);
+  }
+
+  // Whether some key of the task has no page, or none that products can tell.
+  bool has_bad(u32 count) const {
+    if constexpr (kConfig.gathers) return ptx::any(misses);  // warps see the same keys
+    return ptx::load_shared(shared.bad(count)) != 0;
   }
 
   // What becomes of the rows: of a whole row tile the factors of its sums, for whoever stores them,
   // and statistics; of another its part's maxima and sums.
   void finish(const Tile& tile, const MlaTask& task, u32 count) {
-    const bool is_bad = ptx::load_shared(shared.bad(count)) != 0;
+    const bool is_bad = has_bad(count);
     if (task.is_whole) ptx::mbarrier_wait(shared.ends_empty(), ends_phase ^ 1);
 #pragma unroll
     for (i32 h = 0; h < 2; ++h) {
@@ -333,7 +353,7 @@ struct MlaScores {
     }
     if (thread % 4 < 2) {  // a lane a row
       const i32 h = static_cast<i32>(thread % 2);
-      const MlaRow found{h != 0 ? maximum[1] : maximum[0],
+      const MlaRow found{h != 0 ? maximum[1] * unit[1] : maximum[0] * unit[0],
                          is_bad ? -1.f : (h != 0 ? sum[1] : sum[0])};
       if (task.is_whole) {
         const MlaRowEnd end = end_row<kConfig>(tile, row_of(h), found, true);

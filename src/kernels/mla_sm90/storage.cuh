@@ -14,6 +14,10 @@
 
 namespace fulmen {
 
+// Where key i of those that a producer gathers lies in its block: so that a thread of the scores,
+// which has two columns of every eight, finds all its keys with one warp.
+constexpr i32 mla_key(i32 warp, i32 i) { return i / 2 * 8 + 2 * warp + i % 2; }
+
 struct MlaTile {
   u32 base;
 
@@ -22,8 +26,8 @@ struct MlaTile {
   // As 64 rows of an operand, columns from 16 k on.
   constexpr u32 rows(i32 k) const { return ptx::wgmma_descriptor(base, 16) + 2 * k; }
   // This and the three tiles behind it as a transposed B, rows from 16 k on.
-  constexpr u32 columns(i32 k) const {
-    return ptx::wgmma_descriptor(base, MlaSm90Config::kTileBytes) + 128 * k;
+  constexpr u32 columns(i32 k, i32 tile_bytes) const {
+    return ptx::wgmma_descriptor(base, static_cast<u32>(tile_bytes)) + 128 * k;
   }
 };
 
@@ -44,38 +48,50 @@ struct MlaTask {
   Keys seen;     // by some row of the tile; the last member
 };
 
+template <MlaSm90Config kConfig>
 struct MlaStorage {
   using Config = MlaSm90Config;
   u32 base;
 
   constexpr MlaTile keys(u32 stage, i32 tile) const {
-    return {base + (static_cast<i32>(stage) * (Config::kTiles + 1) + tile) * Config::kTileBytes};
+    return {base + (static_cast<i32>(stage) * (Config::kTiles + 1) + tile) * kConfig.tile_bytes()};
   }
   // Of those that are not in registers.
   constexpr MlaTile q(i32 tile) const {
-    return {base + Config::q_at() + (tile - Config::kRegisterTiles) * Config::kRowTileBytes};
+    return {base + kConfig.q_at() + (tile - kConfig.register_tiles()) * Config::kRowTileBytes};
   }
   constexpr MlaTile p(u32 buffer) const {
-    return {base + Config::p_at() + buffer * Config::kRowTileBytes};
+    return {base + kConfig.p_at() + buffer * Config::kRowTileBytes};
   }
   // Before the product with P: what a row of O is multiplied by, where a row of its warp is.
   constexpr u32 factor(u32 buffer, i32 row) const {
-    return base + Config::factors_at() + (static_cast<i32>(buffer) * Config::kRows + row) * 4;
+    return base + kConfig.factors_at() + (static_cast<i32>(buffer) * Config::kRows + row) * 4;
   }
   constexpr u32 grew(u32 buffer, i32 warp) const {
-    return base + Config::grew_at() + buffer * 16 + warp * 4;
+    return base + kConfig.grew_at() + buffer * 16 + warp * 4;
   }
   // MlaRowEnd
-  constexpr u32 end(i32 row) const { return base + Config::ends_at() + row * 8; }
-  constexpr u32 visible(i32 row) const { return base + Config::visible_at() + row * 8; }
+  constexpr u32 end(i32 row) const { return base + kConfig.ends_at() + row * 8; }
+  constexpr u32 visible(i32 row) const { return base + kConfig.visible_at() + row * 8; }
   constexpr u32 task(u32 count) const {
-    return base + Config::tasks_at() + count % Config::kTasks * 64;
+    return base + kConfig.tasks_at() + count % Config::kTasks * 64;
   }
-  constexpr u32 words() const { return base + Config::words_at(); }
+  // A key of a warp's, as it is in memory.
+  constexpr u32 record(i32 warp, u32 buffer, i32 key) const {
+    return base + kConfig.records_at() +
+           (warp * Config::kRecordBuffers + static_cast<i32>(buffer)) * kConfig.record_bytes() +
+           key * Config::kRecordRow;
+  }
+  // Which of the keys that a warp has gathered are not there: key i of it (mla_key) bit i, and bit
+  // 31 if one of them should be, or cannot be told by products.
+  constexpr u32 missing(u32 stage, i32 warp) const {
+    return base + kConfig.missing_at() + stage * 16 + warp * 4;
+  }
+  constexpr u32 words() const { return base + kConfig.words_at(); }
 
   // Producer -> others: a task is there.
   constexpr u32 task_full(u32 count) const {
-    return barrier(Config::kStages * (Config::kPieces + 2) +
+    return barrier(kConfig.stages() * (Config::kPieces + 2) +
                    static_cast<i32>(count % Config::kTasks));
   }
   // Copy engine -> scores: two tiles have landed; with the last two of values the ninth.
@@ -84,7 +100,7 @@ struct MlaStorage {
   }
   // Values -> producer: half of the values were read.
   constexpr u32 empty(u32 stage, i32 half) const {
-    return barrier(Config::kStages * Config::kPieces + 2 * static_cast<i32>(stage) + half);
+    return barrier(kConfig.stages() * Config::kPieces + 2 * static_cast<i32>(stage) + half);
   }
   // Scores -> values: P is there; ends of rows are.
   constexpr u32 p_full(u32 buffer) const { return last_barrier(static_cast<i32>(buffer)); }
@@ -94,9 +110,9 @@ struct MlaStorage {
   constexpr u32 ends_empty() const { return last_barrier(5); }
 
   void init() const {
-    for (u32 stage = 0; stage < Config::kStages; ++stage) {
+    for (u32 stage = 0; stage < kConfig.stages(); ++stage) {
       for (i32 piece = 0; piece < Config::kPieces; ++piece) {
-        ptx::mbarrier_init(full(stage, piece), 1);
+        ptx::mbarrier_init(full(stage, piece), kConfig.arrivals());
       }
       for (i32 half = 0; half < 2; ++half) ptx::mbarrier_init(empty(stage, half), 4);
     }
@@ -130,7 +146,7 @@ struct MlaStorage {
   }
   // Some key of the task has no page: known with the keys.
   constexpr u32 bad(u32 count) const {
-    return base + Config::bad_at() + count % Config::kTasks * 4;
+    return base + kConfig.bad_at() + count % Config::kTasks * 4;
   }
 
  private:
@@ -140,9 +156,9 @@ struct MlaStorage {
   };
   static_assert(sizeof(MlaTask) <= 64);
 
-  constexpr u32 barrier(i32 number) const { return base + Config::barriers_at() + number * 8; }
+  constexpr u32 barrier(i32 number) const { return base + kConfig.barriers_at() + number * 8; }
   constexpr u32 last_barrier(i32 number) const {
-    return barrier(Config::num_barriers() - 6 + number);
+    return barrier(kConfig.num_barriers() - 6 + number);
   }
 };
 

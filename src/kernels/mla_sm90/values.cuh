@@ -18,13 +18,13 @@ struct MlaValues {
   using Tile = RowTile<kSchedule>;
 
   const MlaSm90Arguments& arguments;
-  MlaStorage shared;
+  MlaStorage<kConfig> shared;
   i32 row_tile;
   i32 worker;
   i32 half;    // of the dims
   u32 thread;  // 0 .. 127
 
-  PipelineState<Config::kStages> keys{};
+  PipelineState<kConfig.stages()> keys{};
   PipelineState<Config::kPBuffers> of_p{};
   u32 ends_phase = 0;
 
@@ -60,10 +60,11 @@ struct MlaValues {
     const MlaTile V = shared.keys(keys.index, half * Config::kHalfTiles);
     ptx::wgmma_fence();
 #pragma unroll
-    for (i32 k = 0; k < Config::kKeys / 16; ++k) {
-      ptx::wgmma_ss<kSchedule.dtype, true>(O[0], P.rows(k), V.columns(k), true);
-      ptx::wgmma_ss<kSchedule.dtype, true>(O[1], P.rows(k), V.columns(k) + Config::kTileBytes / 8,
-                                           true);
+    for (i32 k = 0; k < kConfig.keys() / 16; ++k) {
+      constexpr i32 kTile = kConfig.tile_bytes();
+      const u32 v = V.columns(k, kTile);
+      ptx::wgmma_ss<kSchedule.product_dtype(), true>(O[0], P.rows(k), v, true);
+      ptx::wgmma_ss<kSchedule.product_dtype(), true>(O[1], P.rows(k), v + kTile / 8, true);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
@@ -79,10 +80,12 @@ struct MlaValues {
   // Row tile number `count` of this block; whether it was the last.
   bool leave(const float (&O)[2][kFloats / 2], u32 count) {
     const MlaTask task = shared.load_task(count);
+    const Tile tile = tile_of<kConfig>(arguments, row_tile, task);
     if (task.is_whole) {
-      store(O, tile_of<kConfig>(arguments, row_tile, task));
+      store(O, tile);
       return task.is_last;
     }
+    if (!MlaParts<kConfig>::has_rows(tile, row_of(0))) return task.is_last;
     float* const part = MlaParts<kConfig>{arguments, row_tile}.part(worker, task.is_first != 0) +
                         MlaParts<kConfig>::quad(half * (Config::kHalfDims / 8), thread);
 #pragma unroll

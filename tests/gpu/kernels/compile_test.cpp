@@ -163,7 +163,13 @@ TEST(CompileKernels, Cascade) { expect_compile({{{cascade_specs()}, 1}}); }
 
 TEST(CompileKernels, Append) { expect_compile({{{append_specs()}, 1}}); }
 
-TEST(CompileKernels, Indexer) { expect_compile({{{indexer_specs()}, 1}}); }
+TEST(CompileKernels, Indexer) {
+  std::vector<KernelSpec> plain, on_tensor_cores;
+  for (const KernelSpec& spec : indexer_specs()) {
+    (spec.tensor_cores ? on_tensor_cores : plain).push_back(spec);
+  }
+  expect_compile({{{plain}, 1}, {{on_tensor_cores}, 1, kNarrow}});
+}
 
 // Tiles for the least shared memory of the architectures, so that one list serves all.
 TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }

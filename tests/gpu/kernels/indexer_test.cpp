@@ -24,12 +24,13 @@ namespace {
 // A problem of small integers, as a caller gives it.
 class DrawnIndexer {
  public:
-  DrawnIndexer(unsigned seed, DType q, DType k, i64 most_topk) : random(seed) {
+  DrawnIndexer(unsigned seed, DType q, DType k, i64 most_topk, bool in_eights)
+      : random(seed), in_eights_(in_eights) {
     batch = random.number(1, 3);
     rows = random.number(1, 4);
     keys = random.one_of({1, 5, 100, 128, 129, 300, 500});
-    heads = random.one_of({1, 3, 16, 33});
-    dim = random.one_of({1, 8, 33, 40});
+    heads = random.one_of({1, 3, 16, in_eights ? 70 : 33});
+    dim = in_eights ? random.one_of({8, 40, 64}) : random.one_of({1, 8, 33, 40});
     topk = random.number(0, most_topk);
     page_size = random.one_of({0, 1, 3, 64});
     given.extents.causal = random.chance(0.5);
@@ -79,7 +80,7 @@ class DrawnIndexer {
 
  private:
   Tensor integers(DType dtype, const std::vector<i64>& shape) {
-    const Tensor made = random.array(dtype, shape);
+    const Tensor made = in_eights_ ? random.contiguous(dtype, shape) : random.array(dtype, shape);
     RandomProblem::for_each(made, [&](const i64* at) {
       store_real(RandomProblem::address(made, at), dtype,
                  static_cast<double>(random.number(-3, 3)));
@@ -133,6 +134,7 @@ class DrawnIndexer {
     return sum;
   }
 
+  bool in_eights_;
   std::vector<i64> pages_of_;
 };
 
@@ -150,15 +152,17 @@ u32 run_indexer(const IndexerProblem& problem, u32 seed) {
   return faults.bits();
 }
 
-// Few keys are kept, so that they are sorted out several times. is_one: which are meant.
-template <DType kQ, DType kK, i32 kCapacity>
+// Few keys are kept, so that they are sorted out several times. is_one: which are meant. kDim: of
+// the tiles of tensor cores, or 0.
+template <DType kQ, DType kK, i32 kCapacity, i32 kDim = 0>
 void expect_choices(unsigned seed, i64 most_topk, u32 count, const auto& is_one) {
   for (; count > 0; ++seed) {
-    DrawnIndexer drawn(seed, kQ, kK, most_topk);
+    DrawnIndexer drawn(seed, kQ, kK, most_topk, kDim > 0);
     if (!is_one(drawn)) continue;
     --count;
     const IndexerProblem problem = validate_indexer(drawn.given);
-    const u32 faults = run_indexer<IndexerConfig{kQ, kK, kCapacity}>(problem, seed);
+    const u32 faults = run_indexer<IndexerConfig{kQ, kK, kCapacity, 256, kDim}>(problem, seed);
+    ASSERT_TRUE(kDim == 0 || gpu::indexer_config(problem).dim == kDim);
     ASSERT_EQ(drawn.wrong(drawn.given.indices), "") << "seed " << seed;
     ASSERT_EQ(faults, 0u);
     IndexerProblem on_cpu = drawn.given;
@@ -167,10 +171,10 @@ void expect_choices(unsigned seed, i64 most_topk, u32 count, const auto& is_one)
     ASSERT_EQ(drawn.wrong(on_cpu.indices), "") << "on the CPU, seed " << seed;
   }
 }
-template <DType kQ, DType kK, i32 kCapacity>
+template <DType kQ, DType kK, i32 kCapacity, i32 kDim = 0>
 void expect_choices(unsigned first_seed, i64 most_topk) {
-  expect_choices<kQ, kK, kCapacity>(first_seed, most_topk, num_drawn(8),
-                                    [](const DrawnIndexer&) { return true; });
+  expect_choices<kQ, kK, kCapacity, kDim>(first_seed, most_topk, num_drawn(8),
+                                          [](const DrawnIndexer&) { return true; });
 }
 
 TEST(IndexerKernel, ChoosesWhatTheDefinitionChooses) {
@@ -194,6 +198,12 @@ TEST(IndexerKernel, EachKeyHasItsScale) {
         return drawn.given.k_scale.present() && drawn.page_size != 1 && drawn.topk > 5 &&
                *std::ranges::max_element(drawn.lengths) > 60;
       });
+}
+
+TEST(IndexerKernel, TensorCoresChooseTheSame) {
+  expect_choices<DType::kBFloat16, DType::kBFloat16, 256, 64>(601, 100);
+  expect_choices<DType::kBFloat16, DType::kFloat8E4M3, 256, 64>(701, 100);
+  expect_choices<DType::kFloat8E4M3, DType::kFloat8E4M3, 512, 64>(801, 250);
 }
 
 TEST(IndexerKernel, CapacityHoldsTheChosenAndATile) {

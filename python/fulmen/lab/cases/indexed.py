@@ -90,7 +90,7 @@ def worst_pair(
     w = weights[b, :, i, None].astype(np.float64)
     score = (w * np.maximum(q @ k.T, 0)).sum(axis=0)
     terms = (np.abs(w) * (np.abs(q) @ np.abs(k).T)).sum(axis=0)
-    bound = (q.shape[1] + q.shape[0] + 2) * 2.0**-24 * terms
+    bound = (q.shape[1] + q.shape[0] + 2) * 2.0**-23 * terms
     bound[np.isnan(score)] = 0
     score[np.isnan(score)] = HIGHEST
     left = np.setdiff1d(np.arange(seen), chosen)
