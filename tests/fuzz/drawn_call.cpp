@@ -96,6 +96,7 @@ void DrawnCall::draw_sizes() {
     p.kv_rows = sum_of(kv_lengths) + random.number(0, 2);
   }
   sizes = sizes_of(p);
+  sizes[Axis::kSegment] = random.number(1, 3);
   if (packed) {
     sizes[Axis::kMaskQRow] = longest_of(q_lengths);
     sizes[Axis::kMaskKvRow] = longest_of(kv_lengths);
@@ -176,6 +177,11 @@ bool DrawnCall::is_wanted(const ArrayRule& rule) {
     case Array::kPositions:
     case Array::kTree:
       return operation == Operation::kForward && random.chance(0.15);
+    case Array::kQSegments:
+      return !has(Array::kKvStart) && !has(Array::kPositions) && !has(Array::kTree) &&
+             random.chance(0.2);
+    case Array::kKvSegments:
+      return has(Array::kQSegments) && random.chance(0.6);
     default:
       if (rule.list.axes[0] == Axis::kCaptured) return false;
       return has(rule.param) ? random.chance(0.6) : rule.param == rule.array && random.chance(0.3);
@@ -322,8 +328,16 @@ i64 DrawnCall::fewest_keys() {
   return fewest;
 }
 
+// Word `word` of segment n: the rows that every sequence has are cut into as many as there are.
+i64 DrawnCall::word_of_segment(i64 rows, i64 n, i64 word) {
+  const i64 count = sizes[Axis::kSegment];
+  const i64 first = rows * n / count;
+  if (word == 0) return first;
+  return word == 1 ? rows * (n + 1) / count - first : random.number(0, 40);
+}
+
 void DrawnCall::fill_index(const fulmen_tensor& tensor, Array array) {
-  const bool is_q = array == Array::kQLengths || array == Array::kCuQ;
+  const bool is_q = array == Array::kQLengths || array == Array::kCuQ || array == Array::kQSegments;
   const std::vector<i64>& lengths = is_q ? q_lengths : kv_lengths;
   i64 offset = 0;
   size_t index = 0;
@@ -336,6 +350,11 @@ void DrawnCall::fill_index(const fulmen_tensor& tensor, Array array) {
       value = random.number(0, packed ? lengths[index] : sizes[is_q ? Axis::kQRow : Axis::kKvRow]);
     } else if (array == Array::kKvStart) {
       value = random.number(0, min<i64>(2, fewest_keys()));
+    } else if (array == Array::kQSegments || array == Array::kKvSegments) {
+      const i64 rows = packed ? *std::min_element(lengths.begin(), lengths.end())
+                              : sizes[is_q ? Axis::kQRow : Axis::kKvRow];
+      const i64 at = static_cast<i64>(index);
+      value = word_of_segment(rows, at / 3 % sizes[Axis::kSegment], at % 3);
     } else if (array == Array::kRng) {
       value = static_cast<i64>(random.word() >> 32);
     }

@@ -108,6 +108,7 @@ class DrawnCall {
   void fill(const fulmen_tensor& tensor, Array array);
   void fill_index(const fulmen_tensor& tensor, Array array);
   i64 fewest_keys();
+  i64 word_of_segment(i64 rows, i64 n, i64 word);
 };
 
 // Calls visit(address) for each element; the tensor lies in memory.

@@ -78,7 +78,9 @@ void expect_refusal(fulmen_status status, bool is_good) {
                       (!is_good && (status == FULMEN_ERROR_ARGUMENT ||
                                     status == FULMEN_ERROR_SHAPE || status == FULMEN_ERROR_DTYPE));
   if (!may_be) throw Broken(sentence(fulmen_status_name(status), ": ", said));
-  const bool is_text = std::all_of(said.begin(), said.end(), [](char c) { return c >= ' '; });
+  const bool shows_a_text = said.ends_with('^');  // an expression's line, and a caret below it
+  const bool is_text = std::all_of(said.begin(), said.end(),
+                                   [&](char c) { return c >= ' ' || (shows_a_text && c == '\n'); });
   if (!is_text || std::count(said.begin(), said.end(), ' ') < 3) {
     throw Broken("no sentence: '" + said + "'");
   }

@@ -45,7 +45,7 @@ def test_failures_and_what_was_not_run_are_named(record) -> None:
     name = record(failed=1, failures=[failure], not_run=3, cases=["bug", "u0*"])
     said = verified.sentence(name, "en")
     assert "1 failed: `u01_x` (simt)" in said
-    assert "bug u0*; 3 were not run" in said
+    assert "bug u0* but 3 for which there was no time" in said
 
 
 def test_what_found_no_memory_is_counted_apart(record) -> None:
