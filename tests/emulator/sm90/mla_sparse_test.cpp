@@ -24,8 +24,8 @@ constexpr MlaSm90Config records_of(i32 bytes) {
 constexpr MlaSm90Config kRecords656 = records_of(656), kRecords584 = records_of(584);
 
 // Scales of records: powers of two near 2^-7; any numbers there; powers of two, and numbers that
-// carry the position, far from where float16 has all bits.
-enum class Scales { kPowers, kAny, kFar };
+// carry the position, far from where float16 has all bits; the latter beyond it.
+enum class Scales { kPowers, kAny, kFar, kLargePositions };
 
 // A record of the pool.
 void write_record(RandomProblem& random, const Tensor& pool, const MlaSm90Config& config, i64 slot,
@@ -48,7 +48,9 @@ void write_record(RandomProblem& random, const Tensor& pool, const MlaSm90Config
       store_real(row.scales + 4 * g, DType::kFloat32, scale);
     }
   }
-  const double unit = scales == Scales::kFar ? random.one_of({0.0, 0x1p-18, 1.0, 0x1p16}) : 1;
+  double unit = 1;
+  if (scales == Scales::kFar) unit = random.one_of({0.0, 0x1p-18, 1.0, 0x1p16});
+  if (scales == Scales::kLargePositions) unit = random.one_of({1.0, 0x1p16});
   for (i64 d = 0; d < kRecordRotary; ++d) {
     store_real(row.rotary + 2 * d, DType::kBFloat16, random.normal() * unit);
   }
@@ -131,6 +133,7 @@ TEST(MlaSm90Sparse, Records) {
   expect_sparse<kRecords584>({1, 47, 0}, 16, 64, 2, 1);
   expect_sparse<kRecords584>({49, 300}, 70, 2, 1, 2);
   expect_sparse<kRecords584>({9, 3}, 4, 2, 2, 3, Scales::kFar);
+  expect_sparse<kRecords584>({9, 3}, 4, 2, 2, 4, Scales::kLargePositions);
 }
 
 // A slot that the pool does not have empties its row, and is told; lists of none but -1 are empty.
