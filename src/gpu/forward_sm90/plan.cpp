@@ -324,7 +324,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   plan->tile = {config.q_rows(), config.kv_rows};
   plan->alignment_bytes = 16;
   const unsigned cluster = static_cast<unsigned>(config.blocks_of_tile());
-  const i64 most_at_once = gpu.num_multiprocessors / cluster;  // work tiles
+  const i64 most_at_once = gpu.num_multiprocessors / config.blocks_of_tile();  // work tiles
   plan->counts_tiles = work_tiles > most_at_once;
   if (plan->counts_tiles) plan->workspace_bytes = plan->zeroed_bytes = sizeof(u32);
   if (config.skips_documents) {
