@@ -56,13 +56,18 @@ def register(cp: Any, name: str = "fulmen_cp") -> None:
                 raise UnsupportedError(f"{word} is given to {name}, which does not read it")
         if attention_mask is not None:
             raise UnsupportedError(f"a mask of the model's own is given to {name}: {_ALONE}")
+        if dropout:
+            raise UnsupportedError(
+                f"dropout_p={dropout} is given to {name} without the numbers that all ranks draw "
+                "by; set attention_dropout to 0, or call cp.attention(dropout_p=..., rng=...)"
+            )
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         window = None
         if sliding_window is not None:
             window = (sliding_window - 1, 0 if causal else sliding_window - 1)
         o = cp.attention(
             query, key, value, scale=scaling, causal=causal, window=window, sinks=s_aux,
-            dropout_p=dropout, **same_words(words),
+            **same_words(words),
         )  # fmt: skip
         return o.transpose(1, 2).contiguous(), None
 
