@@ -343,6 +343,19 @@ constexpr DecodeSm80Config kSixtyFour = [] {
   return config;
 }();
 
+// Two requests, one of `length` keys and one of any number; NaN past both.
+void set_two_lengths(RandomProblem& random, Request& request, i64 length, i64 kv_rows) {
+  const i64 lengths[] = {length, (length * 31 + 7) % kv_rows};
+  request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
+  for (const Array array : {Array::kK, Array::kV}) {
+    Tensor& cache = request.arrays[array];
+    cache = random.twin(cache);
+    for (i64 batch = 0; batch < 2; ++batch) {
+      fill_normal_rows(random, cache, batch, lengths[batch]);
+    }
+  }
+}
+
 // Every length around a block of keys, and grids from one block to more than there is work for.
 TEST(DecodeSm80, EveryLength) {
   for (i64 length = 0; length <= 70; ++length) {
@@ -350,15 +363,7 @@ TEST(DecodeSm80, EveryLength) {
     RandomProblem random(seed);
     const i64 group = 1 + length % 8;
     Request request = decode_request(random, DType::kBFloat16, {2, 2, group, 1, 72});
-    Arrays& arrays = request.arrays;
-    const i64 lengths[] = {length, (length * 31 + 7) % 72};
-    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
-    for (const Array array : {Array::kK, Array::kV}) {
-      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
-      for (i64 batch = 0; batch < 2; ++batch) {
-        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
-      }
-    }
+    set_two_lengths(random, request, length, 72);
     expect_oracle<kPadded>(random, request, 1 + static_cast<i32>(length % 9), seed,
                            is_sampled(seed));
   }
@@ -380,15 +385,7 @@ TEST(DecodeSm80, ClustersOfEveryLength) {
     const u32 seed = static_cast<u32>(length);
     RandomProblem random(seed);
     Request request = decode_request(random, DType::kBFloat16, {2, 2, 1 + length % 8, 1, 144});
-    Arrays& arrays = request.arrays;
-    const i64 lengths[] = {length, (length * 31 + 7) % 144};
-    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
-    for (const Array array : {Array::kK, Array::kV}) {
-      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
-      for (i64 batch = 0; batch < 2; ++batch) {
-        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
-      }
-    }
+    set_two_lengths(random, request, length, 144);
     expect_oracle<kPair>(random, request, 1 + static_cast<i32>(length % 5), seed);
     expect_oracle<with_one_query(kPair)>(random, request, 1 + static_cast<i32>(length % 5), seed);
     expect_oracle<with_one_query(kPair, true)>(random, request, 4, seed);
@@ -439,15 +436,7 @@ TEST(DecodeSm80, NeighbouringHeads) {
     const u32 seed = static_cast<u32>(length);
     RandomProblem random(seed);
     Request request = decode_request(random, DType::kBFloat16, {2, 4, 1 + length % 2, 1, 72});
-    Arrays& arrays = request.arrays;
-    const i64 lengths[] = {length, (length * 31 + 7) % 72};
-    arrays[Array::kKvLengths] = random.indices(DType::kInt32, {lengths[0], lengths[1]});
-    for (const Array array : {Array::kK, Array::kV}) {
-      arrays[array] = random.twin(arrays[array]);  // NaN past the lengths
-      for (i64 batch = 0; batch < 2; ++batch) {
-        fill_normal_rows(random, arrays[array], batch, lengths[batch]);
-      }
-    }
+    set_two_lengths(random, request, length, 72);
     expect_oracle<kTwo>(random, request, 1 + static_cast<i32>(length % 9), seed);
     expect_oracle<with_one_query(kFourHeads)>(random, request, 1 + static_cast<i32>(length % 5),
                                               seed);
