@@ -99,6 +99,10 @@ inline Goal goal_of(const Program& program, std::initializer_list<i32> values) {
   return goal_of(program, std::span(values.begin(), values.size()));
 }
 
+// Of each step, whether what it is for a pair is told by the key less the row, where p is the row
+// and something that is the same for the head.
+std::vector<char> diagonal_steps(const Program& program);
+
 // Adds a step, or finds its equal, folds it where all that it takes is constant, and drops factors
 // of 1: the number of the step that has the value.
 class Builder {

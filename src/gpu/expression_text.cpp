@@ -11,6 +11,7 @@
 #include "core/arrays.h"
 #include "core/error.h"
 #include "core/program.h"
+#include "gpu/bounds_text.h"
 #include "gpu/expression_steps.h"
 #include "gpu/params.h"
 
@@ -39,9 +40,10 @@ class Writer {
     text_ =
         "\nnamespace fulmen {\n\ntemplate <class Math>\nstruct UserExpression {\n"
         "  using Real = typename Math::Real;\n";
-    line(1, "static constexpr i32 kNumDerivatives = ", program_.derivatives.size(), ";");
+    write_reads();
     write_rows_and_columns();
     write_mask();
+    write_bounds();
     write_score();
     write_mapped();
     write_gradients();
@@ -89,6 +91,34 @@ class Writer {
     line(2, "return ", problem_.has_mask_expression() ? steps_.value(program_.mask) : "true", ";");
     line(1, "}");
   }
+  // What the mask can be over a box: its values of rows and of keys from their least to their most,
+  // and what it makes of them.
+  void write_bounds() {
+    if (!problem_.has_mask_expression()) return;
+    const BoundsText bounds(problem_, steps_);
+    write_bounds_of("Row", "row", bounds.of_row);
+    write_bounds_of("Column", "column", bounds.of_column);
+    line(1, "static Integers shows_between(const RowBounds& row, const ColumnBounds& column) {");
+    for (const std::string& step : bounds.lines()) line(2, step);
+    line(2, "return ", bounds.mask(), ";");
+    line(1, "}");
+  }
+  void write_bounds_of(const char* type, const char* name, const std::vector<i32>& values) {
+    line(1, "struct ", type, "Bounds {");
+    for (const i32 index : values) line(2, "Between<", steps_.type_of(index), "> x", index, ";");
+    line(1, "};");
+    line(1, "static ", type, "Bounds bounds_of(const ", type, "& ", name, ") {");
+    std::string all;
+    for (const i32 index : values) {
+      all += sentence(all.empty() ? "" : ", ", "between(", name, ".x", index, ")");
+    }
+    line(2, "return {", all, "};");
+    line(1, "}");
+    line(1, "template <class Call>");
+    line(1, "static void each(", type, "Bounds& a, const ", type, "Bounds& b, const Call& call) {");
+    for (const i32 index : values) line(2, "call(a.x", index, ", b.x", index, ");");
+    line(1, "}");
+  }
   std::string score() const {
     return problem_.has_score_expression() ? steps_.value(program_.score) : "s";
   }
@@ -107,19 +137,54 @@ class Writer {
          program_.slope >= 0 ? steps_.value(program_.slope) : "Real(1)", "};");
     line(1, "}");
   }
+  // What differentiate() adds to.
+  void write_reads() {
+    line(1, "static constexpr i32 kNumDerivatives = ", program_.derivatives.size(), ";");
+    const std::vector<char> diagonals = expression::diagonal_steps(program_);
+    std::string along, arrays;
+    for (size_t n = 0; n < program_.derivatives.size(); ++n) {
+      const i32 index = program_.derivatives[n].read;
+      const Step& read = program_.step(index);
+      along +=
+          sentence("n == ", n,
+                   " ? Along::", along_of(read, diagonals[static_cast<size_t>(index)] != 0), " : ");
+      arrays += sentence("n == ", n, " ? ", read.index, " : ");
+    }
+    line(1, "static constexpr Along along(i32 n) { return ", along, "Along::kPair; }");
+    line(1, "static constexpr i32 array_of(i32 n) { return ", arrays, "0; }");
+  }
+  static const char* along_of(const Step& read, bool is_diagonal) {
+    if (read.on == 0) return "kHead";
+    if (read.on == expression::kOnRow) return "kRow";
+    if (read.on == expression::kOnColumn) return "kKey";
+    return is_diagonal ? "kDiagonal" : "kPair";
+  }
+
   void write_gradients() {
-    line(1, "template <class Add>");
-    line(1, "static void differentiate(const ExpressionParams& e, const Row& row,");
-    line(1, "                          const Column& column, Real s, const Add& add) {");
+    const auto begin = [this](const char* parameters, const char* name) {
+      line(1, "template <", parameters, "class Add>");
+      line(1, "static void ", name, "(const ExpressionParams& e, const Row& row,");
+      line(1, "    const Column& column, Real s, const Add& add) {");
+    };
+    begin("i32 kRead, ", "differentiate_read");
     line(2, "bool outside = false;");
     for (size_t n = 0; n < program_.derivatives.size(); ++n) write_gradient(n);
+    line(1, "}");
+    begin("", "differentiate");
+    for (size_t n = 0; n < program_.derivatives.size(); ++n) {
+      line(2, "if (e.sums[", program_.step(program_.derivatives[n].read).index, "] != nullptr) {");
+      line(3, "differentiate_read<", n, ">(e, row, column, s, [&](double* element, Real slope) {");
+      line(4, "add(", n, ", element, slope);");
+      line(3, "});");
+      line(2, "}");
+    }
     line(1, "}");
   }
 
   void write_gradient(size_t n) {
     const Derivative& derivative = program_.derivatives[n];
     const Step& read = program_.step(derivative.read);
-    line(2, "if (e.sums[", read.index, "] != nullptr) {");
+    line(2, "if constexpr (kRead == ", n, ") {");
     write_steps(derivative.goal.pair, 3);
     std::string element = "0";  // of an array without gaps
     for (int index = 0; index < read.num_args; ++index) {
@@ -129,7 +194,8 @@ class Writer {
                            : sentence("(", element, ") * extent<", steps_.offset(), ">(e, ",
                                       read.index, ", ", axis, ") + ", inside);
     }
-    line(3, "add(", n, ", ", read.index, ", ", element, ", ", steps_.value(derivative.value), ");");
+    line(3, "add(e.sums[", read.index, "] + (", element, "), ", steps_.value(derivative.value),
+         ");");
     line(2, "}");
   }
 

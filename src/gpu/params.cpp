@@ -118,7 +118,7 @@ ScoreOptions score_options_of(const Problem& problem) {
 }
 
 UserTerms user_terms_of(const Problem& problem) {
-  return {problem.has_score_expression(), problem.has_mask_expression()};
+  return {.score = problem.has_score_expression(), .mask = problem.has_mask_expression()};
 }
 
 bool sums_captures(const Problem& problem) {
@@ -126,7 +126,8 @@ bool sums_captures(const Problem& problem) {
 }
 
 std::string name_suffix(UserTerms user) {
-  return sentence(user.score ? "_own_score" : "", user.mask ? "_own_mask" : "");
+  return sentence(user.score ? "_own_score" : "", user.mask ? "_own_mask" : "",
+                  user.captures ? "_captures" : "");
 }
 
 std::string name_suffix(const ScoreOptions& score) {

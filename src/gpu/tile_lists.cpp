@@ -65,8 +65,10 @@ KernelLaunch mask_tiles(const Problem& problem, const ScoreOptions& score,
       config);
   spec.num_threads = config.threads();
   spec.shared_bytes = MaskTilesConfig::kSharedBytes;
-  const i64 parts = (shape.by_keys ? shape.kv_rows : shape.q_rows) / kPartRows;
-  return {std::move(spec), num_lines(problem, params) * parts * params.lists.groups};
+  const i64 parts = params.lists.lines * (shape.by_keys ? shape.kv_rows : shape.q_rows) / kPartRows;
+  const i64 heads = num_lines(problem, params) / params.lists.lines;  // of all sequences
+  return {std::move(spec),
+          heads * ceil_div(parts, i64{MaskTilesConfig::kParts}) * params.lists.groups};
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ constexpr i32 weight_shift(DType gradient) {
 struct UserTerms {
   bool score = false;
   bool mask = false;
+  bool captures = false;  // sums gradients of what the score reads
 
   constexpr bool operator==(const UserTerms&) const = default;
   constexpr bool any() const { return score || mask; }
@@ -40,6 +41,7 @@ template <class Each>
 constexpr void for_each_field(const UserTerms& user, Each each) {
   each("score", user.score);
   each("mask", user.mask);
+  each("captures", user.captures);
 }
 
 struct ScoreOptions {
@@ -66,14 +68,22 @@ struct ScoreOptions {
 
   constexpr bool has_tile_lists() const { return blocks || mask_tiles; }
 
+  // Whether rows may see the more keys the further back they are: of a user's mask that is a guess.
+  constexpr bool may_be_causal() const { return mask_kind != MaskKind::kNone || mask_tiles; }
+
   // Whether scores are more than a positive scale times dot(q, k), where they are visible.
   constexpr bool scales_scores() const {
-    return negative_scale || score_mod || alibi || bias != DType::kNone || documents || user.any();
+    return negative_scale || score_mod || alibi || bias != DType::kNone || documents || user.score;
   }
 
   // Whether arrays or a user's expression say which pairs are visible, or change their scores.
   constexpr bool has_pair_terms() const {
     return mask || bias != DType::kNone || documents || user.any();
+  }
+  // The same of every pair. A user's mask alone is asked in tiles that it cuts, where a kernel
+  // knows those before.
+  constexpr bool asks_every_pair() const {
+    return mask || bias != DType::kNone || documents || user.score || (user.mask && !mask_tiles);
   }
 };
 

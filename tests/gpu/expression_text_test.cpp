@@ -88,6 +88,23 @@ TEST(ExpressionText, WritesNumbersExactly) {
   EXPECT_TRUE(has(text, "kInfinity<Real>"));
 }
 
+// Over a box, from what a mask reads of rows and of keys.
+TEST(ExpressionText, BoundsAMaskOverBoxes) {
+  const auto decides = [](const char* mask) {
+    std::vector<std::string> captures;
+    if (has(mask, "doc")) captures.push_back("doc");
+    const std::string text = expression_text(problem_of({nullptr, mask, captures, {}}));
+    EXPECT_TRUE(has(text, "shows_between")) << mask;
+    return !has(text, "kEither");
+  };
+  EXPECT_TRUE(decides("j <= p or j < 7"));
+  EXPECT_TRUE(decides("not (p - j >= 4) and i // 8 == j // 8"));
+  EXPECT_TRUE(decides("doc[h, i] <= doc[h, j]"));
+  EXPECT_FALSE(decides("doc[h, clamp(j - i, 0, 9)] > 0"));  // a read by a pair
+  EXPECT_FALSE(decides("i * j * i * j < 9"));               // it wraps
+  EXPECT_FALSE(has(expression_text(problem_of({"s + i - j"})), "shows_between"));
+}
+
 TEST(ExpressionRanges, HoldWhatStepsCanBe) {
   const auto widest = [](const char* mask) {
     const Problem problem = problem_of({nullptr, mask});

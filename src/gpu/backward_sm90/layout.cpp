@@ -13,10 +13,8 @@ constexpr i64 kMaxParts = 8;       // of a work tile's queries
 constexpr i64 kHeadsPerGroup = 8;  // under a mask, at most; 4 and 16 are within 3 %
 
 bool is_masked(const BackwardSm90Configs& configs) {
-  const MaskKind kind = configs.main ? configs.main->score.mask_kind
-                        : configs.dq ? configs.dq->score.mask_kind
-                                     : MaskKind::kNone;
-  return kind != MaskKind::kNone;
+  return configs.main ? configs.main->score.may_be_causal()
+                      : configs.dq && configs.dq->score.may_be_causal();
 }
 
 // KV heads whose blocks of keys are interleaved under a mask or in deterministic mode: so many that

@@ -30,7 +30,7 @@ ScoreOptions score_of(const Problem& problem) {
 
 // Whether scores are more than a positive scale times dot(q, k), or pairs more than visible.
 bool has_options(const ScoreOptions& score) {
-  return score.has_pair_terms() || score.alibi || score.score_mod || score.negative_scale ||
+  return score.asks_every_pair() || score.alibi || score.score_mod || score.negative_scale ||
          score.dropout;
 }
 
@@ -118,7 +118,7 @@ bool has_order(const Problem& problem, const ScoreOptions& score) {
 bool pairs_blocks(const Problem& problem, const ScoreOptions& score) {
   return problem.dtype == DType::kBFloat16 && tile_dims(problem) == 256 && score.stats &&
          problem.has(Array::kDQ) && problem.has(Array::kDK) && problem.has(Array::kDV) &&
-         !has_options(score) && !score.varlen && !score.blocks &&
+         !has_options(score) && !score.varlen && !score.has_tile_lists() &&
          score.mask_kind != MaskKind::kBoth && !is_deterministic(problem) &&
          !is_short(problem, score);
 }
@@ -136,6 +136,7 @@ ForwardSm90Config dq_config(const Problem& problem, const ScoreOptions& score) {
   ForwardSm90Config config;
   config.dtype = problem.dtype;
   config.score = score;
+  config.score.user.captures = sums_captures(problem);
   config.d_qk = config.d_v = tile_dims(problem);
   config.kv_rows = config.d_qk >= 256 ? 48 : config.d_qk == 64 && !has_options(score) ? 128 : 64;
   if (config.d_qk > 256) config.warpgroups = 1;  // shared memory ends there
@@ -186,6 +187,12 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   return config;
 }
 
+// Whether gradients of what an expression reads are not summed beside dQ, but in a pass on CUDA
+// cores.
+bool sums_captures_apart(const Problem& problem, const BackwardSm90Configs& configs) {
+  return sums_captures(problem) && !configs.dq;
+}
+
 void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan) {
   const BackwardSm90Configs& configs = plan.configs;
   std::vector<KernelLaunch>& launches = plan.launches;
@@ -225,7 +232,7 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
   if (configs.has_fallback) {
     add(backward_fallback_spec({problem.dtype, user}), gpu.num_multiprocessors);
   }
-  const bool captures = sums_captures(problem);
+  const bool captures = sums_captures_apart(problem, configs);
   if (!captures && !problem.has(Array::kDSinks)) return;
   for (KernelLaunch& launch :
        simt_backward(plan.side, gpu.shared_bytes_per_block, false, user, captures)) {
@@ -289,7 +296,7 @@ PlanOrRefusal plan_backward_sm90(const Problem& problem, const Gpu& gpu) {
     plan->tile = {plan->configs.dq->q_rows(), plan->configs.dq->kv_rows};
   }
   plan->workspace_bytes = static_cast<size_t>(plan->layout.workspace_bytes);
-  if (sums_captures(problem)) {
+  if (sums_captures_apart(problem, plan->configs)) {
     plan->row_terms_at = (plan->workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
                          kWorkspaceAlignment;
     const i64 rows = problem.batch_extent() * problem.heads_q * problem.q_rows;

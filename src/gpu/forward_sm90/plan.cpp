@@ -52,11 +52,10 @@ i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
 // documents at d 64 with any other rule (C7514).
 ShiftRule shift_rule(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
-  const bool hides_pairs = score.documents || (score.user.mask && score.mask_tiles);
   if (score.alibi || score.bias != DType::kNone || score.mask || score.user.score ||
       (score.user.mask && !score.mask_tiles) ||
       (score.has_tile_lists() && config.dtype == DType::kFloat16) ||
-      (hides_pairs && max(config.d_qk, config.d_v) <= 64)) {
+      (score.documents && max(config.d_qk, config.d_v) <= 64)) {
     return ShiftRule::kWhenGrown;
   }
   return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
@@ -153,7 +152,7 @@ size_t num_key_ranges(const Problem& problem, const ForwardSm90Config& config) {
 i32 heads_per_group(const Problem& problem, const ForwardSm90Config& config, const Gpu& gpu) {
   const i32 chosen = problem.tile.heads_per_group;
   if (chosen != TileChoice::kOfTable) return chosen;
-  const bool masked = score_options_of(problem).mask_kind != MaskKind::kNone;
+  const bool masked = config.score.may_be_causal();
   const bool varlen = config.score.varlen;
   if (!masked && !varlen && problem.max_kv > kShortRows) return 1;
   const i64 rows =

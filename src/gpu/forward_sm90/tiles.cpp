@@ -35,7 +35,7 @@ Facts facts_of(const ForwardSm90Config& options, const Problem& problem, const G
   Facts facts{options, max(ForwardSm90Config::chunked(options.d_qk), options.d_v)};
   facts.is_short = adapts && max(problem.max_q, problem.max_kv) <= kShortRows;
   facts.has_few_queries = adapts && problem.max_q <= 64;
-  facts.per_pair = options.score.has_pair_terms() || options.score.dropout;
+  facts.per_pair = options.score.asks_every_pair() || options.score.dropout;
   facts.num_multiprocessors = gpu.num_multiprocessors;
   facts.block_kv = problem.block_kv;
   for (i32 warpgroups = 1; warpgroups <= 2; ++warpgroups) {
@@ -80,6 +80,8 @@ void set_split_dims(ForwardSm90Config& config, const Facts&) {
 void set_64_rows(ForwardSm90Config& config, const Facts& facts) {
   set_tile(config, 1, facts.widest <= 256 ? 64 : 48, facts.widest <= 192 ? 4 : 3, 1);
   config.stage_output = false;
+  // At d 64 the assembler serialises the products of tiles that a mask cuts with another (C7514).
+  if (config.score.mask_tiles && facts.widest <= 64) config.shift_rule = ShiftRule::kWhenGrown;
 }
 
 // Registers leave two warpgroups, shared memory many tiles, of which bias and mask take some. Three
@@ -141,7 +143,9 @@ void set_128_dims_three(ForwardSm90Config& config, const Facts&) {
 // blocks of 128 at 64k rows: d 64 1.98 ms, 2.05 without overlap, 2.24 without ping-pong, 2.27 with
 // 64 keys; d 128 2.72 and 2.92 with 64 keys (H200, 2026-11-30).
 void set_listed(ForwardSm90Config& config, const Facts& facts) {
-  const bool is_wide = facts.block_kv % 128 == 0 && facts.widest <= 128;
+  const bool of_mask = facts.options.score.mask_tiles;
+  const bool is_wide =
+      of_mask ? facts.widest <= 64 : facts.block_kv % 128 == 0 && facts.widest <= 128;
   if (facts.widest <= 64) {
     set_tile(config, 2, is_wide ? 128 : 64, is_wide ? 3 : 4, 2);
   } else {
@@ -243,7 +247,7 @@ constexpr Rule kRules[] = {
      }},
     {set_listed,
      [](const Facts& facts) {
-       return facts.block_kv > 0 ? std::string() : "is for lists of blocks";
+       return facts.options.score.has_tile_lists() ? std::string() : "is for lists of tiles";
      }},
     {set_64_dims_two,
      [](const Facts& facts) {

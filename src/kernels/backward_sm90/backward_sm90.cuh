@@ -150,10 +150,13 @@ struct BackwardConsumer {
       [[maybe_unused]] Weights P, dS;
       Pairs pairs{};
       wg.shared.dout().consumer_wait(wg.dout_state());
-      wg.apply_options(S, pairs, key, steps.now);
-      if constexpr (decltype(masked)::kValue) {
-        const bool hides = kHidesAlways && !kFirst;
-        if (hides || steps.now.is_partial(wg.warpgroup)) {
+      constexpr bool kMasked = decltype(masked)::kValue;
+      constexpr bool kHides = kHidesAlways && !kFirst;
+      if constexpr (kMasked || kConfig.maps_every_score() || kConfig.score.dropout) {
+        wg.template apply_options<kHides>(S, pairs, key, steps.now);
+      }
+      if constexpr (kMasked) {
+        if (kHides || steps.now.is_partial(wg.warpgroup)) {
           wg.apply_mask(S, key, steps.now);
         }
         wg.shift_large_scores(S);

@@ -90,8 +90,10 @@ struct BackwardSm90Config {
 
   // As in ForwardSm90Config.
   constexpr bool scales_scores() const { return score.scales_scores(); }
-  constexpr bool maps_scores() const {
-    return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
+  constexpr bool maps_scores() const { return maps_every_score() || score.has_pair_terms(); }
+  // The same in plain tiles, too.
+  constexpr bool maps_every_score() const {
+    return score.negative_scale || score.score_mod || score.alibi || score.asks_every_pair();
   }
 
   // Whether a product meets hidden pairs, whose infinities and NaN must not show.
@@ -145,7 +147,7 @@ struct BackwardSm90Config {
       return "lists of tiles leave no order of sums, and no pairs";
     }
     if (register_dims % 16 != 0 || register_dims > dims) return "register_dims is a multiple of 16";
-    if ((maps_scores() || score.dropout) && (dq || q_rows != 64)) {
+    if ((maps_every_score() || score.dropout) && (dq || q_rows != 64)) {
       return "options of scores take 64 queries a step and leave dQ out";
     }
     if ((tiled_bias && score.bias == DType::kNone) || (tiled_mask && !score.mask) ||

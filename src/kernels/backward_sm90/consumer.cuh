@@ -169,14 +169,19 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     }
   }
 
-  // S^T = scores in log2, with options that are more than a positive scale.
+  // S^T = scores in log2, with options that are more than a positive scale. kCuts: what was asked
+  // of the step as a whole, documents and a user's mask, may hide pairs whatever the step says.
+  template <bool kCuts = false>
   void apply_options(Scores& S, Pairs& pairs, i32 first, const BackwardStepInfo& step) const {
     if constexpr (kConfig.maps_scores() || kConfig.score.dropout) {
       const BackwardTile work_tile = shared.read_tile(work_at);
-      const KeyTerms<kConfig> terms{
-          params,         work_tile,           work_tile.batch_kv_head / params.heads_kv,
-          i32(step.tile), first + first_row(), step.q_block() * kConfig.q_rows + first_column()};
-      const bool plain = !step.is_partial(warpgroup);
+      const KeyTerms<kConfig> terms{params,
+                                    work_tile,
+                                    work_tile.batch_kv_head / params.heads_kv,
+                                    head_of_step<kConfig>(params, work_tile, step),
+                                    first + first_row(),
+                                    step.q_block() * kConfig.q_rows + first_column()};
+      const bool plain = !kCuts && !step.is_partial(warpgroup);
       if constexpr (kConfig.maps_scores()) {
         const bool exactly = !kConfig.tiled_bias || !kConfig.score.stats || has_large_scores(at);
         terms.map(S, pairs.slopes, plain, exactly, {shared.pairs(at), warpgroup});

@@ -35,6 +35,16 @@ constexpr u32 dq_tiles_of_head(const BackwardParams& params) {
   return u32((kConfig.score.varlen ? params.padded_rows_per_head : params.padded_q_rows()) /
              kConfig.q_rows);
 }
+// The query head of a step: of those that share the work tile's keys their tiles follow each other.
+template <BackwardSm90Config kConfig>
+constexpr i32 head_of_step(const BackwardParams& params, const BackwardTile& work_tile,
+                           const BackwardStepInfo& step) {
+  if constexpr (!kConfig.dq) return i32(step.tile);
+  const u32 first = first_dq_tile<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
+  const u32 of_group =
+      (step.tile - first - u32(step.q_block())) / dq_tiles_of_head<kConfig>(params);
+  return work_tile.batch_kv_head % params.heads_kv * params.group_size + i32(of_group);
+}
 template <BackwardSm90Config kConfig>
 constexpr float* dq_tile(const BackwardParams& params, u32 tile) {
   return params.dq_accum + u64(tile) * (kConfig.q_rows * kConfig.dims);

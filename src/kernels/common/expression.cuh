@@ -7,6 +7,7 @@
 // calls.
 #pragma once
 
+#include "kernels/attention/between.cuh"
 #include "kernels/attention/integers.cuh"
 #include "kernels/attention/segments.cuh"
 #include "kernels/common/array_access.cuh"
@@ -37,10 +38,18 @@ struct MappedScore {
 //   static Real score(e, row, column, s, outside)
 //   static MappedScore<Real> mapped(e, row, column, s, outside)
 //   static bool shows(e, row, column, outside)
-//   static void differentiate(e, row, column, s, add)    add(n, array, element, d score / d
-//   element)
-//                                                        for each of kNumDerivatives reads of an
-//                                                        array whose gradient is asked for
+// Where there is a mask, also what it can be over a box of pairs, of values of rows, or keys, from
+// their least to their most:
+//   static RowBounds bounds_of(row)                      ColumnBounds bounds_of(column)
+//   static void each(a, b, call)                         call(x of a, x of b) for each value of two
+//   static Integers shows_between(rows, columns)
+// Of the reads of arrays whose gradients may be asked for, 0 .. kNumDerivatives - 1:
+//   static Along along(n)                                what the element that is read depends on
+//   static i32 array_of(n)
+//   static void differentiate_read<n>(e, row, column, s, add)    add(element of the sums,
+//                                                        d score / d element)
+//   static void differentiate(e, row, column, s, add)    add(n, and the same) for each whose
+//                                                        gradient is asked for
 // outside: set where an index is out of range.
 template <class Math>
 struct UserExpression;
@@ -160,24 +169,41 @@ Real real_element(const ExpressionParams& e, i32 capture, Offset offset) {
 
 // ---- Gradients of what is read -----------------------------------------------------------------
 
-// The sums of one thread, for one element of each read: what pairs add to one element, one behind
-// the other, is added to memory once.
-template <class Real, i32 kCount>
-struct CaptureSums {
-  double* at[kCount == 0 ? 1 : kCount] = {};
-  Real sum[kCount == 0 ? 1 : kCount] = {};
+// What the element that pairs read depends on.
+enum class Along : u8 {
+  kHead,
+  kRow,
+  kKey,
+  kDiagonal,  // the key less the row
+  kPair,
+};
 
-  void add(i32 n, double* element, Real value) {
-    if (at[n] != element) flush(n);
-    at[n] = element;
-    sum[n] += value;
-  }
-  void flush(i32 n) {
-    if (at[n] != nullptr) ptx::add_to(at[n], static_cast<double>(sum[n]));
-    sum[n] = 0;
+// The sum of one thread for one element: what is added to it one behind the other is added to
+// memory once.
+template <class Real>
+struct CaptureSum {
+  double* at = nullptr;
+  Real sum = 0;
+
+  void add(double* element, Real value) {
+    if (at != element) flush();
+    at = element;
+    sum += value;
   }
   void flush() {
-    for (i32 n = 0; n < kCount; ++n) flush(n);
+    if (at != nullptr) ptx::add_to(at, static_cast<double>(sum));
+    sum = 0;
+  }
+};
+
+// Those of one thread, one for each read.
+template <class Real, i32 kCount>
+struct CaptureSums {
+  CaptureSum<Real> of[kCount == 0 ? 1 : kCount];
+
+  void add(i32 n, double* element, Real value) { of[n].add(element, value); }
+  void flush() {
+    for (i32 n = 0; n < kCount; ++n) of[n].flush();
   }
 };
 

@@ -39,7 +39,8 @@ inline float add_bias(float s, float added) {
   return added == -kInfinity<float> ? added : s + bias_log2(added);
 }
 
-// Where only scores are wanted. Else: an operator()(i, slope) that is given the slope of pair i.
+// Where only scores are wanted. Else: an operator()(i, slope, s) that is given the slope of pair i
+// and the score before it.
 struct IgnoreSlopes {
   static constexpr bool kWanted = false;
 };
@@ -98,6 +99,11 @@ struct PairTerms {
     }
   }
 
+  // The key of S[i + c]; past the end the last.
+  i32 key_of(i32 first_key, i32 i, i32 c) const {
+    return min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
+  }
+
   // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kPlain: what was
   // asked of the block as a whole, documents and a user's mask, hides none. kWhole: no interval
   // mask cuts the block, so that an index out of range is a visible pair's. kExactly: as add_bias.
@@ -106,9 +112,9 @@ struct PairTerms {
   void apply(Scores& S, i32 first_key, const PairTile<kConfig>& tile, TakeSlope& take_slope) const {
     constexpr bool kDocuments = kConfig.score.documents && !(kPlain && kConfig.skips_documents);
     constexpr bool kMask = kUser.mask && !(kPlain && kConfig.score.mask_tiles);
-    constexpr bool kAsks = kUser.score || kMask;
+    constexpr bool kAsks = kUser.score;  // else a mask is asked apart
     constexpr bool kKeepsRange = kExactly || !kConfig.tiled_bias;
-    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks) return;
+    if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks && !kMask) return;
     if (kv_len == 0) return;  // nothing to read
     bool outside = false;
 #pragma unroll
@@ -122,7 +128,7 @@ struct PairTerms {
       }
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        const i64 key = min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
+        const i64 key = key_of(first_key, i, c);
         i64 kv_id = 0;
         if constexpr (kDocuments) {
           kv_id = load_id(arrays.kv_ids, kv_ids + key * arrays.kv_ids.strides[3]);
@@ -139,8 +145,10 @@ struct PairTerms {
           if constexpr (kAsks) {
             const MappedScore<float> mapped =
                 user_log2<TakeSlope::kWanted, kMask>(s, r, static_cast<i32>(key), outside);
+            if constexpr (TakeSlope::kWanted) {
+              take_slope(i + 2 * r + c, mapped.slope, s * kLn2<float>);
+            }
             s = mapped.score;
-            if constexpr (TakeSlope::kWanted) take_slope(i + 2 * r + c, mapped.slope);
           }
           if constexpr (kConfig.score.mask) {
             const bool hides = kConfig.tiled_mask
@@ -155,6 +163,7 @@ struct PairTerms {
       }
     }
     if constexpr (kAsks && kWhole) report_outside(*expression, outside);
+    if constexpr (kMask && !kAsks) hide_by_user<kWhole>(S, first_key);
   }
 
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
@@ -183,6 +192,40 @@ struct PairTerms {
 
  private:
   using User = UserExpression<UserMath>;
+
+  // Where the user has a mask alone. What it shows becomes bits first, which takes no score: among
+  // the scores the assembler would serialise the products (C7514).
+  template <bool kWhole>
+  void hide_by_user(Scores& S, i32 first_key) const {
+    constexpr i32 kCount = kConfig.kv_rows / 2;
+    u32 hidden[ceil_div(kCount, 32)] = {};
+    bool outside = false;
+#pragma unroll
+    for (i32 i = 0; i < kCount; i += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        ExpressionPair pair{};
+        pair.j = key_of(first_key, i, c);
+        bool beyond = false;
+        const typename User::Column column = User::column(*expression, user.row[0], pair, beyond);
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          bool beyond_too = beyond;
+          const bool shown = User::shows(*expression, user.row[r], column, beyond_too);
+          const i32 at = i + 2 * r + c;
+          hidden[at / 32] |= shown ? 0u : 1u << at % 32;
+          outside |= shown && beyond_too && (!has_bias() || S[at] != -kInfinity<float>);
+        }
+      }
+    }
+    if constexpr (kWhole) report_outside(*expression, outside);
+#pragma unroll
+    for (u32& word : hidden) ptx::compute_here(word);
+#pragma unroll
+    for (i32 i = 0; i < kCount; ++i) {
+      if ((hidden[i / 32] >> i % 32 & 1) != 0) S[i] = -kInfinity<float>;
+    }
+  }
 
   void find_user_row(const SequenceShape& shape, const QueryBlock& block, i32 r, i32 i) {
     const u32 group = u32(arrays.heads_q) / u32(arrays.heads_kv);

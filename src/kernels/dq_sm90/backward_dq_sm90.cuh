@@ -13,112 +13,25 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
-#include "kernels/backward_sm90/scores.cuh"
 #include "kernels/common/nonfinite_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/store_output.cuh"
+#include "kernels/dq_sm90/captures.cuh"
 #include "kernels/dq_sm90/producer.cuh"
+#include "kernels/dq_sm90/query_terms.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
 #include "kernels/forward_sm90/storage.cuh"
 #include "kernels/ptx/grid.cuh"
 
 namespace fulmen {
 
-template <ForwardSm90Config kConfig>
-struct QueryTerms {
-  using Scores = float[kConfig.kv_rows / 2];
-  // d score / d (scale dot(q, k)) of every pair, where that differs from 1.
-  struct Slopes {
-    static constexpr bool kWanted = kConfig.score.user.score;
-    float of[kConfig.score.has_slopes() ? kConfig.kv_rows / 2 : 1];
-
-    void operator()(i32 i, float slope) {  // a user's
-      of[i] = kConfig.score.score_mod ? of[i] * slope : slope;
-    }
-  };
-
-  const ForwardParams& params;
-  float lse[2] = {};              // in log2; of large rows log2(row_sum); past the end inf:
-                                  // by the lse of another row P would have no bound
-  float row_max[2] = {};          // of large rows
-  bool has_large_scores = false;  // in this warp
-  float delta[2] = {};
-
-  QueryTerms(const BackwardDqParams& of, const QueryBlock& block, const SeqlenInfo& seqlen, i32 row)
-      : params(of.forward) {
-    const bool packed = kConfig.score.varlen && params.attention.packed.q;
-    const i64 batch_head = (packed ? 0 : i64(block.batch)) * params.heads_q + block.head;
-    const i64 first =
-        batch_head * of.padded_rows_per_head + padded_row(packed, block.batch, seqlen.q_begin);
-    for (i32 r = 0; r < 2; ++r) {
-      const i64 at = first + min(row + 8 * r, seqlen.shape.q_len - 1);
-      if (seqlen.shape.q_len <= 0) continue;
-      delta[r] = of.delta[at];
-      const float saved = of.lse_log2[kConfig.score.stats ? lse_index(at) : at];
-      lse[r] = row + 8 * r < seqlen.shape.q_len ? saved : kInfinity<float>;
-      if constexpr (kConfig.score.stats) row_max[r] = of.lse_log2[lse_index(at) + kLseBlock];
-    }
-    if constexpr (kConfig.score.stats)
-      has_large_scores = ptx::any(row_max[0] != 0 || row_max[1] != 0);
-  }
-
-  Slopes slopes(const Scores& dots) const {
-    Slopes slopes{};
-    if constexpr (kConfig.score.score_mod) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-        slopes.of[i] = slope_of(params.score_mod, dots[i]);
-      }
-    }
-    return slopes;
-  }
-
-  // Scores relative to row_max in large rows, as lse is.
-  void shift_large_scores(Scores& S) const {
-    if (!kConfig.score.stats || !has_large_scores) return;
-    const LargeScores large(kConfig.scales_scores() ? kLn2<float> : params.scale);
-#pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = large.shifted(S[i], row_max[i / 2 % 2]);
-  }
-
-  // P = exp(score - lse), from dot products or, where options map them, from scores in log2.
-  void exponentiate(Scores& S) const {
-#pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-      const float factor = kConfig.scales_scores() ? 1.f : params.scale_log2;
-      S[i] = ptx::exp2_volatile(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
-    }
-  }
-
-  // dP of the pairs that dropout keeps, times what they were divided by; 0 of the others.
-  void drop(Scores& dP, const FragmentScores<kConfig>& scores, i32 first_key) const {
-    if constexpr (kConfig.score.dropout) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) dP[i] *= params.kept_scale;
-      scores.pairs.drop(dP, first_key);
-    }
-  }
-
-  // S = P (dP - delta), and through the score modifier.
-  void form_ds(Scores& S, const Scores& dP, const Slopes& slopes) const {
-#pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-      const float P = S[i];
-      S[i] *= dP[i] - delta[i / 2 % 2];
-      if constexpr (kConfig.score.has_slopes()) S[i] *= slopes.of[i];
-      // What the user's slope is of a hidden pair does not matter.
-      if constexpr (kConfig.score.user.score) S[i] = P == 0 ? 0.f : S[i];
-    }
-  }
-};
-
 // ---- Consumers: warpgroups of 128 threads, 64 query rows each -----------------------------------
 
 // Whether the products of the next block are issued behind those of one: options leave no registers
 // for a second pair.
 template <ForwardSm90Config kConfig>
-inline constexpr bool kDqLooksAhead = !kConfig.maps_scores() && !kConfig.score.dropout;
+inline constexpr bool kDqLooksAhead = !kConfig.maps_every_score() && !kConfig.score.dropout;
 
 template <ForwardSm90Config kConfig>
 struct BackwardDqConsumer
@@ -163,6 +76,14 @@ struct BackwardDqConsumer
     if (of == 0) ptx::mbarrier_arrive(shared.k().empty(at));
   }
 
+  // Q and dO of a work tile.
+  void release_queries() {
+    for (i32 n = 0; n < 2; ++n) {
+      release(shared.q().empty(q_at));
+      q_at.advance(kConfig.warpgroups);
+    }
+  }
+
   // Blocks of keys from j down to `begin` that only other warpgroups of this thread block see.
   void skip_blocks(i32& j, i32 begin) {
 #pragma unroll 1
@@ -202,11 +123,13 @@ struct BackwardDqConsumer
 
   // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
   template <bool kPartial>
-  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, i32 j) {
+  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs,
+                       QueryCaptures<kConfig>& captures, i32 j) {
     ptx::wgmma_wait<1>();
     auto slopes = pairs.terms.slopes(S);
     const bool exactly =  // of large biases
-        !kConfig.tiled_bias || !kConfig.score.stats || pairs.terms.has_large_scores;
+        !kConfig.tiled_bias || !kConfig.score.stats || kConfig.score.user.captures ||
+        pairs.terms.has_large_scores;
     pairs.scores.template apply<!kPartial>(S, j * kConfig.kv_rows, pair_tiles.tile(warpgroup),
                                            exactly, slopes);
     pair_tiles.release();
@@ -218,6 +141,7 @@ struct BackwardDqConsumer
     release(shared.v().empty(kv_at));
     pairs.terms.drop(dP, pairs.scores, j * kConfig.kv_rows);
     pairs.terms.form_ds(S, dP, slopes);
+    captures.add(dP, slopes.before, j * kConfig.kv_rows);
     round_probabilities<kConfig>(dS, S);
   }
 
@@ -274,6 +198,7 @@ struct BackwardDqConsumer
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, q);
     if (kConfig.q_register_dims > 0) this->sync_warpgroup();  // all warps have read Q
+    QueryCaptures<kConfig> captures(pairs.scores.pairs, seqlen.shape.q_len);
     Scores S, dP;
     Weights dS;
     bool accumulate = false;
@@ -295,27 +220,26 @@ struct BackwardDqConsumer
         ping_pong_arrive();
         ptx::wgmma_wait<2>();
         release_k(here);
-        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
+        this->template finish_products<kPartial>(dS, S, dP, pairs, captures, j--);
       } else {
         Scores S, dP;
         Weights dS;
         issue(S, dP);
-        this->template finish_products<kPartial>(dS, S, dP, pairs, j--);
+        this->template finish_products<kPartial>(dS, S, dP, pairs, captures, j--);
         add_block(dQ, dS, accumulate);
         accumulate = true;
       }
     };
     if constexpr (kLooksAhead) {
       issue(S, dP);
-      finish_products<true>(dS, S, dP, pairs, j--);
+      finish_products<true>(dS, S, dP, pairs, captures, j--);
     } else if constexpr (kListed) {
       step(Flag<true>{});
     }
     walk(blocks, j, listed, step);
     if constexpr (kLooksAhead) add_block(dQ, dS, accumulate);
-    release(shared.q().empty(q_at));
-    release(shared.q().empty(dout_at));
-    q_at.advance(2 * kConfig.warpgroups);
+    captures.flush();
+    release_queries();
     if constexpr (kConfig.score.mask_kind == MaskKind::kBoth && !kListed) {
       skip_blocks(j, blocks.all_begin);
     }

@@ -102,8 +102,9 @@ struct ForwardSm90Config {
   // Whether scores come to the softmax in log2; else as dot products, which a mask may have hidden.
   constexpr bool scales_scores() const { return score.scales_scores(); }
   // Whether scores go through arithmetic of their own before the softmax sees them.
-  constexpr bool maps_scores() const {
-    return score.negative_scale || score.score_mod || score.alibi || score.has_pair_terms();
+  constexpr bool maps_scores() const { return maps_every_score() || score.has_pair_terms(); }
+  constexpr bool maps_every_score() const {  // in plain tiles, too
+    return score.negative_scale || score.score_mod || score.alibi || score.asks_every_pair();
   }
 
   // Bytes of shared memory, in the order in which they lie there. Tiles come in chunks of 128 bytes

@@ -143,8 +143,7 @@ class TileOrder<kConfig> {
  public:
   TileOrder(const ForwardParams& params, u32)
       : order_{params.num_q_blocks, params.heads_q / kConfig.heads_per_tile, params.batch,
-               params.heads_per_group,
-               kConfig.longest_first && kConfig.score.mask_kind != MaskKind::kNone} {}
+               params.heads_per_group, kConfig.longest_first && kConfig.score.may_be_causal()} {}
 
   i32 size() const { return order_.size(); }
   QueryBlock at(i32 index) const {

@@ -272,7 +272,6 @@ void backward_naive_dsinks_head(const AttentionParams& p, i64 h) {
 // dC[what row i reads] += dS' d s' / d C, over the keys that it sees.
 template <class HeadType>
 void backward_naive_captures_row(const AttentionParams& p, const RowTask& task) {
-  const ExpressionParams& e = expression_of(p);
   const i64 index = p.packed.q ? find_sequence(p, p.cu_q, task.row) : task.batch;
   const HeadType head(p, index, task.head);
   const i64 i = task.row - head.sequence.q_begin;
@@ -283,10 +282,9 @@ void backward_naive_captures_row(const AttentionParams& p, const RowTask& task) 
   for (i64 j = columns.begin; j < columns.end; ++j) {
     if (!head.sees(i, j)) continue;
     const auto dS_user = pair_gradient(head, row, i, j).dS_user;
-    head.differentiate(head.capped_score(i, j), i, j,
-                       [&](i32 n, i32 array, i64 element, auto slope) {
-                         sums.add(n, e.sums[array] + element, dS_user * slope);
-                       });
+    head.differentiate(head.capped_score(i, j), i, j, [&](i32 n, double* element, auto slope) {
+      sums.add(n, element, dS_user * slope);
+    });
   }
   sums.flush();
 }

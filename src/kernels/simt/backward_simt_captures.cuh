@@ -19,12 +19,10 @@ __attribute__((noinline)) void add_captures(const HeadType& head, i64 i, i64 j, 
                                             Real shift, Sums& sums) {
   using Math = typename HeadType::Math;
   if (!head.sees(i, j)) return;
-  const ExpressionParams& e = expression_of(head.p);
   const Real capped = head.map.template score<Math>(dot);
   const Real dS = Math::exp(min(head.score(capped, i, j) - shift, Real(0))) * G;
-  head.differentiate(capped, i, j, [&](i32 n, i32 array, i64 element, Real slope) {
-    sums.add(n, e.sums[array] + element, dS * slope);
-  });
+  head.differentiate(capped, i, j,
+                     [&](i32 n, double* element, Real slope) { sums.add(n, element, dS * slope); });
 }
 
 template <FmaConfig kConfig>

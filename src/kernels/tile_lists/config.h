@@ -79,7 +79,8 @@ struct MaskTilesConfig {
   ScoreOptions score;  // mask_kind, varlen and user alone
 
   static constexpr i32 kWarps = 8;
-  static constexpr i32 kSharedBytes = 32 * 4;  // kinds of the tiles of a group
+  static constexpr i32 kParts = 8;                      // of a thread block, one behind the other
+  static constexpr i32 kSharedBytes = kParts * 32 * 4;  // kinds of the tiles of a group
   constexpr i32 threads() const { return 32 * kWarps; }
 };
 

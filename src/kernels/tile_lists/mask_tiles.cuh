@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// mask_tiles_sm90: which tiles of pairs a user's mask leaves, and which it shows whole, pair by
-// pair. A thread block has the 32 tiles of a group of a part of a line
-// (kernels/tile_lists/config.h), a warp four of them at a time: what the mask needs of the rows, or
-// keys, of the tiles lies in its lanes, and what it needs of the part's goes round.
+// mask_tiles_sm90: which tiles of pairs a user's mask leaves, and which it shows whole. What the
+// mask reads of a tile's rows and keys lies between two ends, and so does what it makes of them
+// (attention/between.cuh): that decides most tiles. The others are looked at pair by pair: what the
+// mask needs of the rows, or keys, of a tile lies in a warp's lanes, and what it needs of the
+// part's goes round. A thread block has the 32 tiles of a group and kParts parts of lines
+// (kernels/tile_lists/config.h), a warp four of the tiles.
 #pragma once
 
 #include "kernels/common/expression.cuh"
@@ -31,11 +33,29 @@ T value_of_lane(const T& x, u32 lane) {
   return __builtin_bit_cast(T, words);
 }
 
+inline i32 shuffle_xor(i32 x, u32 distance) { return i32(ptx::shuffle_xor(u32(x), distance)); }
+inline float shuffle_xor(float x, u32 distance) { return ptx::shuffle_xor(x, distance); }
+inline bool shuffle_xor(bool x, u32 distance) { return ptx::shuffle_xor(u32(x), distance) != 0; }
+inline i64 shuffle_xor(i64 x, u32 distance) {
+  const u32 low = ptx::shuffle_xor(u32(u64(x)), distance);
+  return i64(u64(ptx::shuffle_xor(u32(u64(x) >> 32), distance)) << 32 | low);
+}
+
+// Of all lanes' values.
+template <class T>
+Between<T> over_warp(Between<T> x) {
+#pragma unroll
+  for (u32 distance = 16; distance >= 1; distance /= 2) {
+    x = joined(x, Between<T>{shuffle_xor(x.least, distance), shuffle_xor(x.most, distance)});
+  }
+  return x;
+}
+
 template <MaskTilesConfig kConfig>
 struct MaskTiles {
   using User = UserExpression<FastMath<typename ElementOf<kConfig.dtype>::Real>>;
-  static constexpr i32 kTiles = 4;                                       // of a warp at a time
-  static constexpr i32 kPerTile = i32(ceil_div(kConfig.tile_rows, 32));  // lines of a lane
+  static constexpr i32 kTiles = 4;                                       // of a warp
+  static constexpr i32 kPerTile = i32(ceil_div(kConfig.tile_rows, 32));  // rows or keys of a lane
   static constexpr u32 kMet = 1, kWhole = 2;
 
   // What the mask needs of a row, or of a key.
@@ -47,12 +67,25 @@ struct MaskTiles {
     typename User::Column values;
     bool outside;
   };
+  // Of all rows, or keys, of a part or a tile.
+  template <class Bounds_>
+  struct Box {
+    using Bounds = Bounds_;
+    Bounds bounds;
+    bool outside;  // an index of one of them is out of range
+  };
+  using Rows = Box<typename User::RowBounds>;
+  using Keys = Box<typename User::ColumnBounds>;
 
   const TileListsParams& params;
   const ExpressionParams& e;
   SequenceShape shape;
   ExpressionPair pair;
   i32 lane;
+  Row any;  // for keys: what is the same for all rows
+
+  i32 end() const { return kConfig.by_keys ? shape.kv_len : shape.q_len; }  // of the parts' side
+  i32 end_across() const { return kConfig.by_keys ? shape.q_len : shape.kv_len; }
 
   Row row(i32 i) const {
     ExpressionPair at = pair;
@@ -62,13 +95,78 @@ struct MaskTiles {
     made.values = User::row(e, at, made.outside);
     return made;
   }
-  Key key(i32 j, const Row& any) const {
+  Key key(i32 j) const {
     ExpressionPair at = pair;
     at.j = j;
     Key made{};
     made.values = User::column(e, any.values, at, made.outside);
     return made;
   }
+  auto line_of_part(i32 at) const {
+    if constexpr (kConfig.by_keys) {
+      return key(at);
+    } else {
+      return row(at);
+    }
+  }
+  auto line_across(i32 at) const {
+    if constexpr (kConfig.by_keys) {
+      return row(at);
+    } else {
+      return key(at);
+    }
+  }
+
+  // Number n of the lane's, of the `size` lines from `first` on; past the end the last.
+  static i32 line_of_lane(i32 first, i32 n, i32 size, i32 end, i32 lane) {
+    return min(first + min(32 * n + lane, size - 1), end - 1);
+  }
+
+  // Of `size` lines.
+  template <i32 kSize, class Box, class Line>
+  Box box(i32 first, i32 end, const Line& line) const {
+    Box all{};
+#pragma unroll
+    for (i32 n = 0; n < ceil_div(kSize, 32); ++n) {
+      const auto own = line(line_of_lane(first, n, kSize, end, lane));
+      const auto bounds = User::bounds_of(own.values);
+      if (n == 0) all.bounds = bounds;
+      User::each(all.bounds, bounds, [](auto& x, const auto& y) { x = joined(x, y); });
+      all.outside |= own.outside;
+    }
+    User::each(all.bounds, all.bounds, [](auto& x, const auto& y) { x = over_warp(y); });
+    all.outside = ptx::any(all.outside);
+    return all;
+  }
+  template <i32 kSize>
+  Rows rows(i32 first) const {
+    return box<kSize, Rows>(first, shape.q_len, [this](i32 i) { return row(i); });
+  }
+  template <i32 kSize>
+  Keys keys(i32 first) const {
+    return box<kSize, Keys>(first, shape.kv_len, [this](i32 j) { return key(j); });
+  }
+  auto part(i32 first) const {
+    if constexpr (kConfig.by_keys) {
+      return keys<kPartRows>(first);
+    } else {
+      return rows<kPartRows>(first);
+    }
+  }
+  auto tile(i32 first) const {
+    if constexpr (kConfig.by_keys) {
+      return rows<kConfig.tile_rows>(first);
+    } else {
+      return keys<kConfig.tile_rows>(first);
+    }
+  }
+
+  // Whether pairs of a part and a tile are shown: none, all, or it is not known.
+  static Integers shown(const Rows& rows, const Keys& keys) {
+    if (rows.outside || keys.outside) return kEither;
+    return User::shows_between(rows.bounds, keys.bounds);
+  }
+  static Integers shown(const Keys& part, const Rows& tile) { return shown(tile, part); }
 
   // Whether a pair is shown; suspect: an index of its own was out of range.
   bool shows(const Row& row, const Key& key, bool& suspect) const {
@@ -76,6 +174,9 @@ struct MaskTiles {
     const bool shown = User::shows(e, row.values, key.values, beyond);
     suspect |= beyond;
     return shown;
+  }
+  bool shows(const Key& key, const Row& row, bool& suspect) const {
+    return shows(row, key, suspect);
   }
 
   // An index out of range is a fault where the pair is visible to intervals, too.
@@ -87,7 +188,7 @@ struct MaskTiles {
       const Row own = row(i32(i));
 #pragma unroll 1
       for (i64 j = keys.begin + lane; j < keys.end; j += 32) {
-        const Key other = key(i32(j), own);
+        const Key other = key(i32(j));
         bool suspect = own.outside || other.outside;
         const bool shown = shows(own, other, suspect);
         outside |= shown && suspect && visible.contains(j);
@@ -96,61 +197,65 @@ struct MaskTiles {
     report_outside(e, outside);
   }
 
-  // Kinds of kTiles tiles, of rows or keys from `across` on, beside those of a part from `first`
-  // on. What lies past the end is the last again, which changes nothing.
-  void kinds(i32 first, i32 across, u32 (&kinds)[kTiles]) const {
-    constexpr i32 kLines = kTiles * kPerTile;
-    const i32 end = kConfig.by_keys ? shape.kv_len : shape.q_len;  // of the part's side
-    const i32 end_across = kConfig.by_keys ? shape.q_len : shape.kv_len;
-    const i32 count = min(end - first, kPartRows);
-#pragma unroll
-    for (u32& kind : kinds) kind = 0;
-    if (count <= 0 || across >= end_across) return;
-    i32 at[kLines];          // of the lane, in the tiles
-    i32 shown[kTiles] = {};  // pairs
+  // The kind of a tile, pair by pair, by all lanes. What lies past the end is the last again, which
+  // changes nothing.
+  u32 kind_of_pairs(i32 first, i32 across) const {
+    const i32 count = min(end() - first, kPartRows);
+    decltype(line_of_part(0)) own[2];
+    decltype(line_across(0)) others[kPerTile];
     bool suspect = false;
+    i32 shown = 0;
 #pragma unroll
-    for (i32 n = 0; n < kLines; ++n) {
-      const i32 within = min(n % kPerTile * 32 + lane, kConfig.tile_rows - 1);
-      at[n] = min(across + n / kPerTile * kConfig.tile_rows + within, end_across - 1);
-    }
-    const i32 own_at[2] = {min(first + lane, end - 1), min(first + 32 + lane, end - 1)};
-    if constexpr (kConfig.by_keys) {
-      Row rows[kLines];
-#pragma unroll
-      for (i32 n = 0; n < kLines; ++n) rows[n] = row(at[n]);
-      const Key own[2] = {key(own_at[0], rows[0]), key(own_at[1], rows[0])};
-#pragma unroll 1
-      for (i32 j = 0; j < count; ++j) {
-        const Key other = value_of_lane(j < 32 ? own[0] : own[1], j % 32);
-#pragma unroll
-        for (i32 n = 0; n < kLines; ++n) shown[n / kPerTile] += shows(rows[n], other, suspect);
-      }
-    } else {
-      const Row own[2] = {row(own_at[0]), row(own_at[1])};
-      suspect = own[0].outside || own[1].outside;
-      Key keys[kLines];
-#pragma unroll
-      for (i32 n = 0; n < kLines; ++n) {
-        keys[n] = key(at[n], own[0]);
-        suspect |= keys[n].outside;
-      }
-#pragma unroll 1
-      for (i32 i = 0; i < count; ++i) {
-        const Row other = value_of_lane(i < 32 ? own[0] : own[1], i % 32);
-#pragma unroll
-        for (i32 n = 0; n < kLines; ++n) shown[n / kPerTile] += shows(other, keys[n], suspect);
-      }
-      if (ptx::any(suspect)) {
-        report_visible({first, first + count},
-                       {across, min(across + kTiles * kConfig.tile_rows, end_across)});
-      }
+    for (i32 n = 0; n < 2; ++n) {
+      own[n] = line_of_part(line_of_lane(first, n, kPartRows, end(), lane));
+      suspect |= own[n].outside;
     }
 #pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-      const bool is_met = ptx::any(shown[t] > 0) && across + t * kConfig.tile_rows < end_across;
-      const bool is_whole = !ptx::any(shown[t] < count * kPerTile);
-      kinds[t] = (is_met ? kMet : 0) | (is_met && is_whole ? kWhole : 0);
+    for (i32 n = 0; n < kPerTile; ++n) {
+      others[n] = line_across(line_of_lane(across, n, kConfig.tile_rows, end_across(), lane));
+      suspect |= others[n].outside;
+    }
+#pragma unroll 1
+    for (i32 i = 0; i < count; ++i) {
+      const auto of_part = value_of_lane(i < 32 ? own[0] : own[1], i % 32);
+#pragma unroll
+      for (i32 n = 0; n < kPerTile; ++n) shown += shows(of_part, others[n], suspect);
+    }
+    // By queries alone: the same pairs once.
+    if (!kConfig.by_keys && ptx::any(suspect)) {
+      report_visible({first, first + count},
+                     {across, min(across + kConfig.tile_rows, end_across())});
+    }
+    const bool is_met = ptx::any(shown > 0);
+    const bool is_whole = !ptx::any(shown < count * kPerTile);
+    return (is_met ? kMet : 0) | (is_whole ? kWhole : 0);
+  }
+
+  // Kinds of kTiles tiles from `across` on beside each part from `first` on, one word a tile.
+  void run(i32 first, i32 across, u32 kinds) const {
+    decltype(tile(0)) own{};  // of lane t: of tile t
+#pragma unroll
+    for (i32 t = 0; t < kTiles && end_across() > 0; ++t) {
+      const auto made = tile(min(across + t * kConfig.tile_rows, end_across() - 1));
+      if (lane % kTiles == t) own = made;
+    }
+#pragma unroll 1
+    for (i32 n = 0; n < MaskTilesConfig::kParts; ++n, first += kPartRows) {
+      u32 kind = 0;
+      const bool exists =
+          first < end() && across + lane % kTiles * kConfig.tile_rows < end_across();
+      if (first < end()) {
+        const Integers all = shown(part(first), own);
+        if (exists && all.least == 1) kind = kMet | kWhole;
+        u32 unknown = ptx::ballot(exists && lane < kTiles && all.least != all.most);
+#pragma unroll 1
+        for (; unknown != 0; unknown &= unknown - 1) {
+          const i32 t = ptx::count_ones((unknown & (0 - unknown)) - 1);  // the lowest bit
+          const u32 found = kind_of_pairs(first, across + t * kConfig.tile_rows);
+          if (lane == t) kind = found;
+        }
+      }
+      if (lane < kTiles) ptx::store_shared(kinds + 4 * (32 * n + lane), kind);
     }
   }
 };
@@ -159,17 +264,18 @@ template <MaskTilesConfig kConfig>
 inline void mask_tiles_sm90(const TileListsParams& params) {
   using Tiles = MaskTiles<kConfig>;
   static_assert(MaskTilesConfig::kWarps * Tiles::kTiles == 32);
+  static_assert(MaskTilesConfig::kWarps == MaskTilesConfig::kParts);
   const TileLists& lists = params.lists;
   const AttentionParams& p = params.attention;
   record_segment_faults(p, expression_of(params), kConfig.threads());
-  const u32 line_rows = u32(kConfig.by_keys ? params.kv_rows : params.q_rows);
-  // Block: (sequence, head, line, part, group).
-  const u32 line_and_part = ptx::block_index() / u32(lists.groups);
-  const i32 group = i32(ptx::block_index() - line_and_part * u32(lists.groups));
-  const u32 number = line_and_part / (line_rows / kPartRows);
-  const u32 part = line_and_part - number * (line_rows / kPartRows);
-  const u32 head_and_index = number / u32(lists.lines);
-  const u32 line = number - head_and_index * u32(lists.lines);
+  // Block: (sequence, head, kParts parts, group).
+  const u32 parts_of_line = u32(kConfig.by_keys ? params.kv_rows : params.q_rows) / kPartRows;
+  const u32 parts = u32(lists.lines) * parts_of_line;
+  const u32 rounds = u32(ceil_div(parts, u32(MaskTilesConfig::kParts)));
+  const u32 round_and_head = ptx::block_index() / u32(lists.groups);
+  const i32 group = i32(ptx::block_index() - round_and_head * u32(lists.groups));
+  const u32 head_and_index = round_and_head / rounds;
+  const u32 first_part = (round_and_head - head_and_index * rounds) * MaskTilesConfig::kParts;
   const u32 index = head_and_index / u32(lists.heads);
   const u32 group_size = u32(p.heads_q) / u32(p.heads_kv);
   const u32 head =
@@ -179,24 +285,23 @@ inline void mask_tiles_sm90(const TileListsParams& params) {
       kConfig.score.varlen ? load_sequence(p, index) : dense_sequence(p, index);
   const SequenceShape& shape = sequence.shape;
   const ExpressionPair pair{index, head, head / group_size, shape.q_len, shape.kv_len};
-  const Tiles tiles{params, expression_of(params), shape, pair, i32(lane)};
-  u32 kinds[Tiles::kTiles];
-  tiles.kinds(i32(line * line_rows + kPartRows * part),
-              (32 * group + i32(warp) * Tiles::kTiles) * kConfig.tile_rows, kinds);
+  Tiles tiles{params, expression_of(params), shape, pair, i32(lane)};
+  const i32 across = (32 * group + i32(warp) * Tiles::kTiles) * kConfig.tile_rows;
   const u32 shared = ptx::dynamic_shared();
-#pragma unroll
-  for (u32 t = 0; t < u32(Tiles::kTiles); ++t) {
-    if (lane == t) ptx::store_shared(shared + 4 * (warp * Tiles::kTiles + t), kinds[t]);
-  }
+  if (shape.q_len > 0) tiles.any = tiles.row(0);
+  tiles.run(i32(first_part * kPartRows), across, shared + 4 * warp * Tiles::kTiles);
   ptx::block_sync();
-  if (warp != 0) return;
-  const u32 kind = ptx::load_shared(shared + 4 * lane);
+  // A warp a part.
+  const u32 part = first_part + warp;
+  const u32 kind = ptx::load_shared(shared + 4 * (32 * warp + lane));
   const u32 met = ptx::ballot((kind & Tiles::kMet) != 0);
   const u32 whole = ptx::ballot((kind & Tiles::kWhole) != 0);
-  if (lane != 0) return;
-  u32* const words = lists.words + (i64{number} * lists.groups + group) * 4;
-  words[part] = met;
-  words[2 + part] = whole;
+  if (lane != 0 || part >= parts) return;
+  const u32 line = part / parts_of_line;
+  u32* const words =
+      lists.words + ((i64{head_and_index} * lists.lines + line) * lists.groups + group) * 4;
+  words[part - line * parts_of_line] = met;
+  words[2 + part - line * parts_of_line] = whole;
 }
 
 }  // namespace fulmen

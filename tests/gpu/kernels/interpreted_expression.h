@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/box_bounds.h"
 #include "core/problem.h"
 #include "core/program.h"
 #include "gpu/expression_text.h"
@@ -61,6 +62,42 @@ inline bool reads_outside(const expression::Goal& goal,
          std::ranges::any_of(goal.column, is_outside) || std::ranges::any_of(goal.pair, is_outside);
 }
 
+inline expression::Bounds bounds_between(i64 first, i64 last) {
+  return {static_cast<double>(first), static_cast<double>(last), first, last};
+}
+
+// What the mask may be where i, p and j are any between the first and the last. Of arrays it is not
+// looked at what lies between: every lane would.
+inline Integers mask_between(const ExpressionPair& first, const ExpressionPair& last) {
+  const expression::Program& program = *interpreted->program;
+  expression::BoxOperands operands;
+  const i64 ends[][2] = {{0, 0},
+                         {first.b, first.b},
+                         {first.h, first.h},
+                         {first.hk, first.hk},
+                         {first.i, last.i},
+                         {first.j, last.j},
+                         {first.p, last.p},
+                         {first.q_len, first.q_len},
+                         {first.kv_len, first.kv_len}};
+  if (interpreted->has_segments()) return {0, 1};
+  for (size_t n = 0; n < std::size(ends); ++n) {
+    operands.variables[n] = bounds_between(ends[n][0], ends[n][1]);
+  }
+  operands.scalars = interpreted->scalars.data();
+  operands.arrays = &interpreted->arrays;
+  std::vector<expression::Bounds> steps(program.steps.size());
+  const expression::Goal& goal = program.mask_goal;
+  for (const std::vector<i32>* list : {&goal.constant, &goal.row, &goal.column, &goal.pair}) {
+    for (const i32 index : *list) {
+      if (program.step(index).op == expression::Op::kRead) return {0, 1};
+      steps[static_cast<size_t>(index)] = bounds_of(program.step(index), steps.data(), operands);
+    }
+  }
+  const expression::Bounds& mask = steps[static_cast<size_t>(program.mask)];
+  return {mask.first, mask.last};
+}
+
 }  // namespace test
 
 template <class Math>
@@ -69,11 +106,13 @@ struct UserExpression {
   static constexpr i32 kNumDerivatives = 64;
 
   using Row = ExpressionPair;
-  using Column = ExpressionPair;
+  struct Column {
+    i64 j;
+  };
 
   static Row row(const ExpressionParams&, const ExpressionPair& pair, bool&) { return pair; }
   static Column column(const ExpressionParams&, const Row&, const ExpressionPair& pair, bool&) {
-    return pair;
+    return {pair.j};
   }
   static Real score(const ExpressionParams& e, const Row& row, const Column& column, Real s,
                     bool& outside) {
@@ -95,6 +134,33 @@ struct UserExpression {
     outside |= test::reads_outside(program.mask_goal, steps);
     return steps[static_cast<size_t>(program.mask)].integer != 0;
   }
+  struct RowBounds {
+    Row any;
+    Integers i, p;
+  };
+  struct ColumnBounds {
+    Integers j;
+  };
+  static RowBounds bounds_of(const Row& row) { return {row, between(row.i), between(row.p)}; }
+  static ColumnBounds bounds_of(const Column& column) { return {between(column.j)}; }
+  template <class Call>
+  static void each(RowBounds& a, const RowBounds& b, const Call& call) {
+    a.any = b.any;
+    call(a.i, b.i);
+    call(a.p, b.p);
+  }
+  template <class Call>
+  static void each(ColumnBounds& a, const ColumnBounds& b, const Call& call) {
+    call(a.j, b.j);
+  }
+  static Integers shows_between(const RowBounds& row, const ColumnBounds& column) {
+    ExpressionPair first = row.any, last = row.any;
+    first.i = row.i.least, last.i = row.i.most;
+    first.p = row.p.least, last.p = row.p.most;
+    first.j = column.j.least, last.j = column.j.most;
+    return test::mask_between(first, last);
+  }
+
   template <class Add>
   static void differentiate(const ExpressionParams& e, const Row& row, const Column& column, Real s,
                             const Add& add) {
@@ -105,7 +171,7 @@ struct UserExpression {
         const auto steps = test::steps_of(one.goal, pair_of(row, column), static_cast<double>(s));
         const Tensor sums =
             expression::contiguous(test::interpreted->arrays[capture_gradient(read.index)]);
-        add(n, read.index, expression::offset_of(read, steps.data(), sums),
+        add(n, e.sums[read.index] + expression::offset_of(read, steps.data(), sums),
             static_cast<Real>(steps[static_cast<size_t>(one.value)].real));
       }
       ++n;

@@ -137,6 +137,9 @@ EXPRESSIONS: dict[str, Expression] = {
         mask="abs(i // 6 - j // 6) <= 1 and abs(i % 6 - j % 6) <= 1",
         shows=lambda x: (abs(x.i // 6 - x.j // 6) <= 1) & (abs(x.i % 6 - x.j % 6) <= 1),
     ),
+    "by_head": Expression(
+        mask="(i + j + b) % 7 != h", shows=lambda x: (x.i + x.j + x.b) % 7 != x.h
+    ),
     "nothing": Expression(mask="i < 3 and j >= kv_len", shows=lambda x: x.j < x.i * 0),
     "both": Expression(
         "s + table[h, clamp(j - p, -8, 8) + 8]", "(i + j) % 4 != hk % 4 or j == p", _table,

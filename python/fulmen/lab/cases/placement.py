@@ -124,8 +124,13 @@ class OnGpu:
             do, q, k, v = (self.put(x) for x in (do, q, k, v))
             found = fulmen.attention_backward(do, q, k, v, o, saved, **self.options(options))
             return found._replace(
-                **{name: self.owner.get(x) for name, x in found._asdict().items() if x is not None}
+                **{name: self._got(x) for name, x in found._asdict().items() if x is not None}
             )
+
+    def _got(self, x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: self.owner.get(array) for name, array in x.items()}
+        return self.owner.get(x)
 
     def merge(self, parts: Any, **options: Any) -> Any:
         """fulmen.merge."""

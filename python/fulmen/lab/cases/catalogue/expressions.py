@@ -42,6 +42,8 @@ LONG: dict[str, Fields] = {
         "dim": 64,
     },
 }  # fmt: skip
+# Masks alone over several tiles of rows and keys, some of which they show or hide whole.
+WIDE: Fields = {"q_rows": 270, "kv_rows": 300, "kv_heads": 1}
 BESIDE: dict[str, Fields] = {
     "bias": {"expression": "both", "bias": "1hqk", "masks": (("bool", "b11k", 0.8),)},
     "scores": {"expression": "relative", **ALL_SCORE_OPTIONS, "causal": True},
@@ -70,6 +72,10 @@ def _cases() -> list[Case]:
         for m, (shape, fields) in enumerate(LONG.items()):
             kind = DTYPES[2 + (n + m) % 2]
             found.append(_case(f"{name}_{shape}", {**fields, "dtype": kind, "expression": name}))
+    for n, name in enumerate(("causal", "documents", "sinks_and_window", "nothing", "by_head")):
+        for dim, kind in ((64, DTYPES[2 + n % 2]), (128, DTYPES[3 - n % 2])):
+            fields = {**WIDE, "heads": 128 // dim, "dim": dim, "dtype": kind, "expression": name}
+            found.append(_case(f"{name}_wide_d{dim}", fields))
     for n, (name, fields) in enumerate(BESIDE.items()):
         where = {"q_rows": 20, "kv_rows": 29, "batch": 2, "heads": 4, "kv_heads": 2}
         found.append(_case(f"beside_{name}", {**where, "dtype": DTYPES[n % 4], **fields}))
