@@ -139,6 +139,7 @@ class Writer {
   }
   // What differentiate() adds to.
   void write_reads() {
+    line(1, "static constexpr bool kReadsSegments = ", problem_.has_segments(), ";");
     line(1, "static constexpr i32 kNumDerivatives = ", program_.derivatives.size(), ";");
     const std::vector<char> diagonals = expression::diagonal_steps(program_);
     std::string along, arrays;

@@ -38,6 +38,7 @@ struct MappedScore {
 //   static Real score(e, row, column, s, outside)
 //   static MappedScore<Real> mapped(e, row, column, s, outside)
 //   static bool shows(e, row, column, outside)
+//   static constexpr bool kReadsSegments                 positions of rows and keys come from them
 // Where there is a mask, also what it can be over a box of pairs, of values of rows, or keys, from
 // their least to their most:
 //   static RowBounds bounds_of(row)                      ColumnBounds bounds_of(column)
@@ -93,10 +94,9 @@ inline i32 position_by(const SegmentsView& segments, i64 sequence, i64 row) {
 
 // Segments out of range, or that share a row. By all threads of a grid, which look at one sequence
 // each.
-inline __attribute__((noinline)) void record_segment_faults(const AttentionParams& p,
-                                                            const ExpressionParams& e,
-                                                            i32 num_threads) {
-  if (e.faults == nullptr || !e.q_segments.present()) return;
+inline __attribute__((noinline)) void look_at_segments(const AttentionParams& p,
+                                                       const ExpressionParams& e, i32 num_threads) {
+  if (e.faults == nullptr) return;
   const i64 thread = static_cast<i64>(ptx::block_index()) * num_threads + ptx::thread_index();
   const i64 all_threads = static_cast<i64>(ptx::num_blocks()) * num_threads;
   bool is_bad = false;
@@ -117,6 +117,12 @@ inline __attribute__((noinline)) void record_segment_faults(const AttentionParam
     look_at(e.kv_segments, p.cu_kv, p.kv_rows, i);
   }
   if (is_bad) report(e.faults, kFaultSegments);
+}
+
+// The same where the expression reads segments: a call takes more registers than most masks.
+template <class User>
+void record_segment_faults(const AttentionParams& p, const ExpressionParams& e, i32 num_threads) {
+  if constexpr (User::kReadsSegments) look_at_segments(p, e, num_threads);
 }
 
 // ---- What the text calls -----------------------------------------------------------------------

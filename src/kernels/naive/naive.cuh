@@ -79,15 +79,15 @@ i64 naive_task() {
 
 template <FmaConfig kConfig>
 void forward_naive(const AttentionParams& p) {
+  using HeadType =
+      Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype(), kConfig.user>;
   kConfig.caches ? record_cache_faults(p, kConfig.num_threads)
                  : record_faults(p, kConfig.num_threads);
   if constexpr (kConfig.user.mask) {
-    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+    record_segment_faults<typename HeadType::User>(p, expression_of(p), kConfig.num_threads);
   }
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
-  using HeadType =
-      Head<kConfig.dtype, kConfig.caches, kConfig.kv_dtype(), kConfig.q_dtype(), kConfig.user>;
   forward_naive_row<HeadType>(p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
 }
 
@@ -293,7 +293,8 @@ template <FmaConfig kConfig>
 void backward_naive_dq(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   if constexpr (kConfig.user.mask) {
-    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+    record_segment_faults<typename BackwardHead<kConfig>::User>(p, expression_of(p),
+                                                                kConfig.num_threads);
   }
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dq_tasks(p)) return;
@@ -305,7 +306,8 @@ template <FmaConfig kConfig>
 void backward_naive_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   if constexpr (kConfig.user.mask) {
-    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+    record_segment_faults<typename BackwardHead<kConfig>::User>(p, expression_of(p),
+                                                                kConfig.num_threads);
   }
   const i64 task = naive_task<kConfig>();
   if (task >= backward_naive_dkdv_tasks(p)) return;

@@ -220,7 +220,8 @@ template <FmaConfig kConfig>
 void backward_simt_dkdv(const AttentionParams& p) {
   record_faults(p, kConfig.num_threads);
   if constexpr (kConfig.user.mask) {
-    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+    record_segment_faults<typename BackwardHead<kConfig>::User>(p, expression_of(p),
+                                                                kConfig.num_threads);
   }
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_kv,
                                   num_kv_slots(p, kConfig.rows), false);

@@ -240,7 +240,8 @@ void forward_simt(const AttentionParams& p) {
   kConfig.caches ? record_cache_faults(p, kConfig.num_threads)
                  : record_faults(p, kConfig.num_threads);
   if constexpr (kConfig.user.mask) {
-    record_segment_faults(p, expression_of(p), kConfig.num_threads);
+    record_segment_faults<typename ForwardSimt<kConfig>::HeadType::User>(p, expression_of(p),
+                                                                         kConfig.num_threads);
   }
   const TileTask task = tile_task(ptx::block_index(), p.batch_extent(), p.heads_q,
                                   num_q_slots(p, kConfig.rows), true);

@@ -267,7 +267,7 @@ inline void mask_tiles_sm90(const TileListsParams& params) {
   static_assert(MaskTilesConfig::kWarps == MaskTilesConfig::kParts);
   const TileLists& lists = params.lists;
   const AttentionParams& p = params.attention;
-  record_segment_faults(p, expression_of(params), kConfig.threads());
+  record_segment_faults<typename Tiles::User>(p, expression_of(params), kConfig.threads());
   // Block: (sequence, head, kParts parts, group).
   const u32 parts_of_line = u32(kConfig.by_keys ? params.kv_rows : params.q_rows) / kPartRows;
   const u32 parts = u32(lists.lines) * parts_of_line;

@@ -103,6 +103,7 @@ inline Integers mask_between(const ExpressionPair& first, const ExpressionPair& 
 template <class Math>
 struct UserExpression {
   using Real = typename Math::Real;
+  static constexpr bool kReadsSegments = true;
   static constexpr i32 kNumDerivatives = 64;
 
   using Row = ExpressionPair;
