@@ -169,11 +169,13 @@ typedef enum fulmen_implementation {
 } fulmen_implementation;
 
 /* How the products of float32 inputs may be computed, and what one is off by relative to |x y|;
- * sums, exponentials and divisions are float32 in all three. fulmen_problem.precision. */
+ * sums, exponentials and divisions are float32 in all three. And whether those of 16-bit inputs may
+ * be of 8 bits. fulmen_problem.precision. */
 typedef enum fulmen_precision {
   FULMEN_PRECISION_FLOAT32 = 0, /* up to 2^-24: true float32 */
   FULMEN_PRECISION_TF32 = 1,    /* inputs rounded to 11 significant bits: up to 2^-10 */
-  FULMEN_PRECISION_3XTF32 = 2   /* inputs as sums of two such numbers: up to 2^-21, float32-like */
+  FULMEN_PRECISION_3XTF32 = 2,  /* inputs as sums of two such numbers: up to 2^-21, float32-like */
+  FULMEN_PRECISION_FP8 = 3      /* of float16 and bfloat16: forward, q, k, v rounded to e4m3 */
 } fulmen_precision;
 
 #define FULMEN_NO_LIMIT (-1)
@@ -213,8 +215,9 @@ typedef struct fulmen_problem {
   fulmen_backend backend;
   fulmen_implementation implementation; /* its backend is chosen with it */
   int32_t device; /* CUDA's number of the GPU; -1 (default): where q is, else 0. >= 0 means CUDA */
-  fulmen_precision precision; /* of float32 q, k, v: a permission that tensor cores use. Where no
-                                 kernel does, products are float32. Refused for other dtypes */
+  fulmen_precision precision; /* a permission that tensor cores use, of float32 q, k, v; FP8: of
+                                 float16 and bfloat16, where no stats are asked for. Where no kernel
+                                 does, products are as without. Refused for other dtypes */
   const char* device_name;    /* NULL (default), or a GPU that need not be here: "h100", "sm_90a": a
                                  plan for it compiles and explains, and does not run */
 

@@ -164,7 +164,8 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[AttentionKeywords]
         batch_invariant: a request's bits do not depend on its neighbours. The CPU always is.
         precision: of the products of float32 q, k and v: "float32", or a permission to use a GPU's
             tensor cores: "3xtf32" (errors like float32's) or "tf32" (inputs rounded to 11
-            significant bits). Where no kernel uses it products are exact; `explain` says which.
+            significant bits). Of float16 and bfloat16: "fp8", a permission to round them to 8 bits,
+            forward. Where no kernel uses it products are exact; `explain` says which.
         q_scale, k_scale, v_scale: of quantised q, k and v: a number, or a float32 array that
             broadcasts to it and has 1 as its last axis: (kv_head, 1, 1) in "bhsd", one a head. Of v
             also one for each dim: (kv_head, 1, dim_v). None: 1. What is not finite makes

@@ -199,8 +199,16 @@ TileChoice tile(const char* text, Backend backend) {
   return choice;
 }
 
-void check_precision(Precision asked, DType dtype) {
-  if (asked != Precision::kFloat32 && dtype != DType::kFloat32) {
+void check_precision(Precision asked, const Problem& problem) {
+  const DType dtype = problem.dtype;
+  if (asked == Precision::kFp8) {
+    if (problem.is_quantised() || (dtype != DType::kFloat16 && dtype != DType::kBFloat16)) {
+      refuse(
+          sentence("precision is fp8, a choice for q, k and v of float16 and bfloat16, but "
+                   "they are ",
+                   name(problem.kv_dtype()), "; leave it float32"));
+    }
+  } else if (asked != Precision::kFloat32 && dtype != DType::kFloat32) {
     refuse(sentence("precision is ", name(asked),
                     ", a choice for float32 inputs, but q, k and v "
                     "are ",
@@ -243,7 +251,7 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
   problem.backend = backend_from(options);
   problem.without = without(experiment.without, problem.backend);
   problem.tile = tile(experiment.tile, problem.backend);
-  check_precision(options.precision, problem.dtype);
+  check_precision(options.precision, problem);
 }
 
 }  // namespace fulmen

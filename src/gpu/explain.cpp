@@ -107,7 +107,9 @@ std::string explain(const PreparedPlan& prepared) {
   }
   const int index = prepared.device == nullptr ? -1 : prepared.device->ordinal();
   std::vector<std::string> notes;
-  if (!prepared.note.empty()) notes.push_back(quoted(prepared.note));
+  for (const std::string& note : {prepared.decision->note, prepared.note}) {
+    if (!note.empty()) notes.push_back(quoted(note));
+  }
   if (plan.problem.has_segments()) {
     notes.push_back(
         quoted("pairs are counted as if all were visible: what segments hide only the "

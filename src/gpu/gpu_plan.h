@@ -52,6 +52,7 @@ class GpuPlan {
   i64 alignment_bytes = 1;              // what every pointer must be a multiple of
   std::vector<KernelLaunch> launches;   // in the order in which a run launches them
   std::vector<TileCandidate> compared;  // in order; may be empty
+  std::string note;                     // a sentence for explain(), or ""
 
   // Enqueues a run. Derives no config, allocates nothing, waits for nothing, reads no device
   // memory.

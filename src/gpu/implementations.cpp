@@ -35,7 +35,8 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_quantised = true,
       .takes_slots = true,
       .takes_blocks = true,
-      .takes_expressions = true},
+      .takes_expressions = true,
+      .takes_fp8 = true},
      {.plan = plan_backward_sm90,
       .switches = backward_sm90_switches,
       .takes_blocks = true,
@@ -133,7 +134,9 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));
   }
-  PlanOrRefusal made = with_expression(plan_pass(row, pass, problem, gpu), problem);
+  Problem each = problem;
+  if (each.precision == Precision::kFp8 && !pass.takes_fp8) each.precision = Precision::kFloat32;
+  PlanOrRefusal made = with_expression(plan_pass(row, pass, each, gpu), problem);
   if (made.plan == nullptr) return made;
   std::string refusal = refusal_of(pass, *made.plan, problem, gpu);
   if (!refusal.empty()) return refusal;

@@ -29,6 +29,7 @@ struct Pass {
   bool takes_slots = false;        // a page_table of slots
   bool takes_blocks = false;       // lists of blocks
   bool takes_expressions = false;  // a score or a mask of the user's
+  bool takes_fp8 = false;          // knows precision "fp8"; others are asked without it
 };
 
 struct GpuImplementation {

@@ -37,7 +37,7 @@ enum class DType : u8 {
 
 // How products of float32 numbers are computed: as they are; of inputs rounded to tf32 (11
 // significant bits); of inputs split into two tf32 numbers, three products for one.
-enum class Precision : u8 { kFloat32, kTf32, k3xTf32 };
+enum class Precision : u8 { kFloat32, kTf32, k3xTf32, kFp8 };
 
 constexpr i64 size_bytes(DType dtype) {
   constexpr i64 kSizes[] = {0, 8, 4, 2, 2, 1, 4, 8, 1, 1, 1, 1};

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "api/refusal.h"
 #include "fulmen/fulmen_experimental.h"
@@ -127,10 +128,17 @@ const Refusal kRows[] = {
      FULMEN_ERROR_ARGUMENT,
      {"batch_invariant is -1"}},
     {"slots 2", [](TestCall& c) { c.problem.slots = 2; }, FULMEN_ERROR_ARGUMENT, {"slots is 2"}},
-    {"precision 3",
-     [](TestCall& c) { c.problem.precision = static_cast<fulmen_precision>(3); },
+    {"precision 4",
+     [](TestCall& c) {
+       const int beyond = 4;  // no constant: the enumeration has two bits
+       std::memcpy(&c.problem.precision, &beyond, sizeof beyond);
+     },
      FULMEN_ERROR_ARGUMENT,
-     {"precision is 3"}},
+     {"precision is 4"}},
+    {"fp8 of float32 inputs",
+     [](TestCall& c) { c.problem.precision = FULMEN_PRECISION_FP8; },
+     FULMEN_ERROR_ARGUMENT,
+     {"precision is fp8", "float16 and bfloat16", "are float32", "leave it float32"}},
     {"tf32 of 16-bit inputs",
      [](TestCall& c) {
        for (fulmen_tensor* x : {&c.tensors.q, &c.tensors.k, &c.tensors.v, &c.tensors.o}) {

@@ -74,3 +74,18 @@ def test_gradients_are_refused() -> None:
     for options in ({}, {"k_scale": 2.0}):
         with pytest.raises(fulmen.UnsupportedError, match="no backward pass"):
             jax.grad(lambda q, o=options: fulmen.jax.attention(q, k, k, **o).sum())(q)
+
+
+def test_permission_to_round_16_bits() -> None:
+    q, k, v = jnp.asarray(RNG.standard_normal((3, 1, 2, 40, 64)), jnp.bfloat16)
+
+    def loss(q, k, v, precision):  # type: ignore[no-untyped-def]
+        o = fulmen.jax.attention(q, k, v, causal=True, precision=precision)
+        return (o.astype(jnp.float32) ** 2).sum()
+
+    plain, permitted = (
+        jax.jit(jax.grad(lambda *x, p=p: loss(*x, p), argnums=(0, 1, 2)))(q, k, v)
+        for p in ("float32", "fp8")
+    )
+    for x, y in zip(plain, permitted):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))

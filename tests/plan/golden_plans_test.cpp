@@ -208,7 +208,7 @@ Options options_of(Words& words) {
   options.batch_invariant = words.flag("batch_invariant");
   options.backend = Backend::kCuda;
   options.implementation = enum_named<Implementation>(words.text("implementation", "auto"), 7);
-  options.precision = enum_named<Precision>(words.text("precision", "float32"), 3);
+  options.precision = enum_named<Precision>(words.text("precision", "float32"), 4);
   return options;
 }
 

@@ -179,5 +179,64 @@ TEST(Sm90Forward, ChunksAndSingleRowsAreTwoKernels) {
   EXPECT_EQ(plan_forward_sm90(problem, kGpu).plan, nullptr);
 }
 
+// A problem of 16 bits that may be rounded to e4m3, with arrays one row behind the other.
+Problem permitted(i64 rows, i64 dim) {
+  Problem problem = problem_of(2, 8, 4, rows, rows, dim);
+  problem.precision = Precision::kFp8;
+  const auto set = [&](Array array, i64 heads, i64 last) {
+    Tensor& x = problem.arrays[array];
+    x = {nullptr,
+         DType::kBFloat16,
+         4,
+         {2, heads, rows, last},
+         {heads * rows * last, rows * last, last, 1}};
+  };
+  set(Array::kQ, 8, dim);
+  set(Array::kK, 4, dim);
+  set(Array::kV, 4, dim);
+  set(Array::kO, 8, dim);
+  return problem;
+}
+
+std::vector<std::string> entries_of(const PlanOrRefusal& made) {
+  std::vector<std::string> entries;
+  for (const KernelLaunch& launch : made.plan->launches) entries.push_back(launch.spec.function);
+  return entries;
+}
+
+TEST(Sm90Fp8, Rounds16BitsWhereThatIsFaster) {
+  using testing::ElementsAre;
+  using testing::HasSubstr;
+  Problem problem = permitted(16384, 256);
+  const PlanOrRefusal made = plan_forward_sm90(problem, kGpu);
+  EXPECT_THAT(entries_of(made), ElementsAre("fulmen::sample_operands", "fulmen::quantise_operands",
+                                            "fulmen::transpose_values_sm90", "fulmen::forward_sm90",
+                                            "fulmen::forward_sm90"));
+  EXPECT_THAT(made.plan->note, HasSubstr("rounded to e4m3"));
+  problem.arrays[Array::kLse].dtype = DType::kFloat32;
+  EXPECT_THAT(entries_of(plan_forward_sm90(problem, kGpu)),
+              testing::Contains("fulmen::restore_constant"));
+  const PlanOrRefusal few = plan_forward_sm90(permitted(512, 256), kGpu);
+  EXPECT_THAT(entries_of(few), ElementsAre("fulmen::forward_sm90"));
+  EXPECT_THAT(few.plan->note, HasSubstr("not used: 16 bits are as fast"));
+}
+
+TEST(Sm90Fp8, Computes16BitsWhereE4M3DoesNotServe) {
+  const auto note_of = [](auto change) {
+    Problem problem = permitted(16384, 256);
+    problem.implementation = Implementation::kSm90;
+    change(problem);
+    const PlanOrRefusal made = plan_forward_sm90(problem, kGpu);
+    EXPECT_EQ(entries_of(made).back(), "fulmen::forward_sm90");
+    return made.plan->note;
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(note_of([](Problem& p) { p.batch_invariant = true; }), HasSubstr("one answer"));
+  EXPECT_THAT(note_of([](Problem& p) { p.dim_qk = 248; }), HasSubstr("multiples of 16"));
+  EXPECT_THAT(note_of([](Problem& p) { p.score_map.softcap = 5; }),
+              HasSubstr("takes float8_e4m3fn with positive scales"));
+  EXPECT_THAT(note_of([](Problem& p) { p.packed.q = true; }), HasSubstr("not packed alike"));
+}
+
 }  // namespace
 }  // namespace fulmen::gpu

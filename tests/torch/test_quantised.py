@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of 8 bits, q among them: eager, compiled, fake; appended to; what is refused."""
+"""Tensors of 8 bits, q among them: eager, compiled, fake; appended to; what is refused; rounded."""
 
 from __future__ import annotations
 
@@ -130,3 +130,23 @@ def test_refusals() -> None:
         torch.func.vmap(lambda x: fulmen.attention(x, k, k))(q[None])
     with torch.autocast(DEVICE, torch.bfloat16):
         assert fulmen.attention(q, k, k).dtype is torch.bfloat16
+
+
+def test_permission_to_round_leaves_gradients_as_they_are() -> None:
+    """Of precision="fp8": gradients and the o that they belong to are those of 16 bits."""
+    q, k, v = torch.randn(3, 1, 2, 40, 64, device=DEVICE, dtype=torch.bfloat16).unbind()
+    found = []
+    for precision in ("float32", "fp8"):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = fulmen.attention(*leaves, causal=True, precision=precision)
+        o.float().square().sum().backward()
+        found.append((o, *(x.grad for x in leaves)))
+    for plain, permitted in zip(*found):
+        assert torch.equal(plain, permitted)
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return fulmen.attention(q, k, v, causal=True, precision="fp8")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), program(q, k, v))

@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--implementation", action="extend", nargs="+", choices=names_of("implementation"),
         metavar="NAME", help="of fulmen; several are several rows; auto")  # fmt: skip
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
-        help="of float32 products: float32, tf32, 3xtf32; several are several rows")  # fmt: skip
+        help="float32, tf32, 3xtf32: of float32; fp8: of 16 bits; several rows")  # fmt: skip
     every = tuple(
         dict.fromkeys((*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS, *EXPRESSION_PEERS))
     )

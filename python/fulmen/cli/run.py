@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--implementation", choices=names_of("implementation"), default="auto", metavar="NAME",
         help=f"of {', '.join(names_of('implementation'))}")  # fmt: skip
     add("--precision", choices=names_of("precision"), default="float32",
-        help="of float32 products: tf32 and 3xtf32 allow a GPU's tensor cores")  # fmt: skip
+        help="tf32 and 3xtf32 allow a GPU's tensor cores for float32, fp8 those of 8 bits for "
+        "float16 and bfloat16")  # fmt: skip
     add("--repeat", type=int, default=0, metavar="N", help="times of each operation; 0: enough")
     add("--no-backward", action="store_true", help="leave the gradients out")
 

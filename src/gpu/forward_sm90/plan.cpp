@@ -289,15 +289,19 @@ static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
 }
 
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
+  if (problem.precision == Precision::kFp8) return plan_fp8_sm90(problem, gpu);
   if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) &&
       prefers_mla_sm90(problem, gpu)) {
     const bool is_gathered = problem.slots || problem.has_records();
-    PlanOrRefusal otherwise =
-        is_gathered ? plan_simt(problem, gpu) : plan_forward_sm80(problem, gpu);
+    PlanOrRefusal otherwise = (is_gathered ? plan_simt : plan_forward_sm80)(problem, gpu);
     if (otherwise.plan == nullptr) return otherwise;
     return plan_mla_sm90(problem, gpu, std::move(otherwise.plan));
   }
   if (problem.slots) return "takes a page_table of slots for latent attention alone";
+  return plan_tiles_sm90(problem, gpu, false);
+}
+
+PlanOrRefusal plan_tiles_sm90(const Problem& problem, const Gpu& gpu, bool conditional) {
   std::string why_not = forward_sm90_refusal(problem, gpu);
   if (why_not.empty() && leaves_to_decode(problem, gpu)) {
     why_not = "few query rows and long keys: sm80 divides the keys among all multiprocessors";
@@ -306,6 +310,7 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   auto plan = std::make_unique<ForwardSm90Plan>();
   ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);
   config.mixed = mixes_with_decode(problem, gpu);
+  config.conditional = conditional;
   if (problem.tile.given() && !config.valid()) {
     return sentence(
         "a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
@@ -325,7 +330,9 @@ PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   const unsigned cluster = static_cast<unsigned>(config.blocks_of_tile());
   const i64 most_at_once = gpu.num_multiprocessors / config.blocks_of_tile();  // work tiles
   plan->counts_tiles = work_tiles > most_at_once;
-  if (plan->counts_tiles) plan->workspace_bytes = plan->zeroed_bytes = sizeof(u32);
+  if (plan->counts_tiles) plan->workspace_bytes = sizeof(u32);
+  if (conditional) plan->workspace_bytes = ForwardSm90Plan::kConditionOffset + sizeof(u32);
+  plan->zeroed_bytes = plan->workspace_bytes;
   if (config.skips_documents) {
     plan->num_key_ranges = num_key_ranges(problem, config);
     plan->workspace_bytes =
@@ -371,6 +378,7 @@ void ForwardSm90Plan::run(const Call& call) const {
   encode_pairs(call, config, config.q_rows(), 64, arguments.maps);
   bind_params(arguments.params.attention, call.problem, call.faults);
   arguments.params.kept_scale = static_cast<float>(call.problem.dropout.kept_scale());
+  if (config.conditional) arguments.params.condition = condition(call.workspace);
   if (counts_tiles) arguments.params.next_block = reinterpret_cast<u32*>(call.workspace);
   size_t next = 0;
   if (num_key_ranges > 0) {

@@ -34,11 +34,22 @@ class ForwardSm90Plan final : public GpuPlan {
   size_t tile_lists_at = 0;
   i64 value_blocks = 0;  // of e4m3: 128 keys each, transposed; they lie behind that
   static constexpr size_t kKeyRangesOffset = 16;
+  static constexpr size_t kConditionOffset = 8;  // of a u32, with config.conditional
+  static u32* condition(char* workspace) {
+    return reinterpret_cast<u32*>(workspace + kConditionOffset);
+  }
 
   void run(const Call& call) const override;
 };
 
 // ---- What the backward pass and the tests ask as well ------------------------------------------
+
+// A plan of this kernel alone. conditional: it computes where a kernel before it wrote 1 at
+// kConditionOffset of its workspace, which is 0 before.
+PlanOrRefusal plan_tiles_sm90(const Problem& problem, const Gpu& gpu, bool conditional);
+
+// The same for 16-bit inputs that precision "fp8" permits to be rounded to e4m3 (fp8.cpp).
+PlanOrRefusal plan_fp8_sm90(const Problem& problem, const Gpu& gpu);
 
 // Why no config of this kernel computes a problem; "" where one does.
 std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu);

@@ -27,7 +27,7 @@ std::string distinction(const ForwardSm90Config& config) {
                   : config.caches ? "_caches"
                                   : "",
                   config.pair_tiles() ? "_tiles" : "", config.mixed ? "_mixed" : "",
-                  config.paired ? "_paired" : "");
+                  config.paired ? "_paired" : "", config.conditional ? "_conditional" : "");
 }
 
 // Bounds of the visible keys and what options keep of a row are spilled around the loops, not in
@@ -53,7 +53,8 @@ std::size_t spill_allowance(const ForwardSm90Config& config) {
   if (score.mask_kind == MaskKind::kBoth) return config.split_dims ? 96 : 48;
   if (config.has_8_bits()) return 40;  // 36 bytes at d 64 causal
   if (!config.specialised) return 48;  // an ablation: a consumer is the producer, too
-  return config.maps_scores() || score.varlen || score.sinks || score.stats ? 16 : 0;
+  const bool has_options = config.maps_scores() || score.varlen || score.sinks || score.stats;
+  return has_options || config.conditional ? 16 : 0;
 }
 
 }  // namespace
@@ -174,6 +175,34 @@ Problem with_tiles(Problem problem) {
   return problem;
 }
 
+// 16-bit q, k and v that may be rounded to e4m3: all kernels of such a plan.
+std::vector<KernelSpec> specs_of_fp8(Problem problem) {
+  const Gpu gpu = gpu_named("h100");
+  problem.heads_q = problem.heads_kv = 16;
+  problem.q_rows = problem.kv_rows = problem.max_q = problem.max_kv = 4096;
+  problem.precision = Precision::kFp8;
+  problem.implementation = Implementation::kSm90;
+  problem.arrays[Array::kLse].dtype = DType::kFloat32;
+  std::vector<KernelSpec> specs;
+  constexpr i64 kDims[][2] = {{64, 64}, {80, 112}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+  for (const auto& [dim_qk, dim_v] : kDims) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      problem.dim_qk = dim_qk;
+      problem.dim_v = dim_v;
+      problem.dtype = dtype;
+      for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+        const bool is_value = array == Array::kV || array == Array::kO;
+        const i64 dim = is_value ? dim_v : dim_qk;
+        problem.arrays[array] = {
+            nullptr, dtype, 4, {1, 16, 4096, dim}, {16 * 4096 * dim, 4096 * dim, dim, 1}};
+      }
+      const PlanOrRefusal made = plan_forward_sm90(problem, gpu);
+      for (const KernelLaunch& launch : made.plan->launches) specs.push_back(launch.spec);
+    }
+  }
+  return specs;
+}
+
 // q, k and v of e4m3, with the kernel that transposes V.
 std::vector<KernelSpec> specs_of_8_bits(Problem problem) {
   const Gpu gpu = gpu_named("h100");
@@ -253,6 +282,7 @@ std::vector<std::vector<KernelSpec>> forward_sm90_specs() {
           specs_of_mixed(mixed),
           specs_of_8_bits(plain),
           specs_of_8_bits(causal_8_bits),
+          specs_of_fp8(plain),
           mla_sm90_specs()};
 }
 

@@ -67,6 +67,7 @@ struct ForwardSm90Config {
   bool tiled_bias = false;       // the copy engine brings the bias of a block of pairs, and the
   bool tiled_mask = false;       // boolean mask; else their elements are loaded one by one
   i32 pair_stages = 0;           // of those in shared memory
+  bool conditional = false;      // computes where a kernel before it says so, else nothing
   ScoreOptions score;
 
   constexpr bool has_8_bits() const { return dtype == DType::kFloat8E4M3; }
@@ -298,6 +299,7 @@ constexpr void for_each_field(const ForwardSm90Config& config, Each each) {
   each("tiled_bias", config.tiled_bias);
   each("tiled_mask", config.tiled_mask);
   each("pair_stages", config.pair_stages);
+  each("conditional", config.conditional);
   each("score", config.score);
 }
 
@@ -376,6 +378,7 @@ struct ForwardParams {
   IdRange* key_ranges;   // with config.skips_documents: the documents of each block of keys
   u8* values;            // of e4m3: V by blocks of keys, transposed (values.cuh)
   TileLists tile_lists;  // with score.has_tile_lists(): of blocks of queries
+  const u32* condition;  // with config.conditional: 0 where there is nothing to compute
 
   // o, lse and stats, which the epilogue writes, and the arrays of the options: alibi_slopes,
   // sinks, lengths, offsets, bias, mask, ids. q, k and v are read through the tensor maps.

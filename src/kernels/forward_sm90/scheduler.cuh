@@ -285,6 +285,12 @@ struct ForwardScheduler {
     return failed;
   }
 
+  // Whether there is anything to compute, which a kernel before may have to say.
+  bool is_asked() const {
+    if constexpr (kConfig.conditional) return *params.condition != 0;
+    return true;
+  }
+
   // As record_faults, which is a call: the assembler fails on calls in a kernel with setmaxnreg.
   void record_invalid_entries() const {
     const AttentionParams& p = params.attention;
@@ -311,7 +317,7 @@ struct ForwardScheduler {
     TileOrder<kConfig> order(params, lane);
     const i32 size = order.size();
     WorkTile now{{-1, 0, 0}, false};
-    if (!kConfig.score.varlen || number() < size) now.block = order.at(number());
+    if (is_asked() && (!kConfig.score.varlen || number() < size)) now.block = order.at(number());
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
       publish(count, now);

@@ -118,12 +118,16 @@ class Fulmen(Side):
         if precision != "float32":
             self.name = f"fulmen {precision}"
 
+    def _takes(self, cell: Cell) -> bool:
+        """Whether its precision is one of the cell's type: fp8 of 16 bits, the others of 32."""
+        return self.precision == "float32" or (self.precision == "fp8") != (cell.dtype == "float32")
+
     def _options(self, cell: Cell, array: Callable[[list[int]], Any]) -> dict[str, Any]:
         """The keywords of a cell; its integers as `array` makes them."""
         options: dict[str, Any] = {"causal": cell.causal, "implementation": self.asked}
         if cell.option == "deterministic":
             options["deterministic"] = True
-        if cell.dtype == "float32" and self.precision != "float32":
+        if self.precision != "float32" and self._takes(cell):
             options["precision"] = self.precision
         if cell.option == "window":
             options["window"] = (WINDOW, 0)
@@ -148,8 +152,8 @@ class Fulmen(Side):
 
     def answer(self, cell: Cell, tensors: Tensors) -> Answer:
         q, k, v, do = tensors.q, tensors.k, tensors.v, tensors.do
-        if self.precision != "float32" and cell.dtype != "float32":
-            raise MissingError(f"{self.precision} is a precision of float32")
+        if not self._takes(cell):
+            raise MissingError(f"{self.precision} is no precision of {cell.dtype}")
         options = self._options(cell, on_gpu)
         attention: Callable[..., Any] = fulmen.attention
         if cell.option == "packed":

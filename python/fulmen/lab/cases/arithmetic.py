@@ -27,6 +27,7 @@ class Arithmetic:
     natural_order: bool  # sums run from the first term to the last, one rounding a term
     tf32: bool = False  # factors of products of matrices are rounded to tf32
     eight_bits: bool = False  # products as tensor cores make them of e4m3: see below
+    rounds_inputs: bool = False  # and q, k and v become e4m3 before: see below
 
     def cast(self, x: Array) -> Array:
         """X in the type of the work."""
@@ -60,7 +61,13 @@ class Arithmetic:
         """The product of q and k transposed; of e4m3 what sums of 14 bits leave of it."""
         if not self.eight_bits:
             return self.dot(q, k.T)
+        if self.rounds_inputs:
+            q, k = rounded_queries_and_keys(q, k)
         return np.stack([scores_of_8_bits(row, k) for row in q]) if len(q) else self.dot(q, k.T)
+
+    def values(self, v: Array) -> Array:
+        """v as it is multiplied."""
+        return rounded_values(v) if self.rounds_inputs else v
 
     def round_as(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """X through another type, where the arithmetic rounds at all."""
@@ -138,6 +145,64 @@ def cut_off(x: Array, largest: Array | None = None) -> Array:
         return np.where(np.isfinite(x), np.trunc(x / unit) * unit, x)
 
 
+# What precision "fp8" makes of 16-bit q, k and v of a head: the formula of src/kernels/quantise
+# over all keys that there are, with the numbers scaled back, so that it stands wherever those of
+# the problem do.
+LARGEST_OF_8_BITS = 448.0
+SAMPLED_VALUE = 56.0
+
+
+def rotated(x: Array) -> Array:
+    """Hadamard's orthogonal matrix on each part of the rows: as wide as a power of two divides."""
+    width = x.shape[1] & -x.shape[1]
+    y = x.reshape(len(x), -1, width)
+    distance = 1
+    while distance < width:
+        pairs = y.reshape(len(x), -1, width // (2 * distance), 2, distance)
+        a, b = pairs[:, :, :, 0], pairs[:, :, :, 1]
+        y = np.stack([a + b, a - b], axis=3).reshape(len(x), -1, width)
+        distance *= 2
+    return np.asarray(y.reshape(x.shape) / np.sqrt(width))
+
+
+def rounded_to_8_bits(x: Array, scale: float) -> Array:
+    """To e4m3 times a scale."""
+    if not scale > 0 or not np.isfinite(scale):
+        return x
+    numbers = np.clip(x / scale, -LARGEST_OF_8_BITS, LARGEST_OF_8_BITS).astype(
+        dtype_of("float8_e4m3fn")
+    )
+    return np.asarray(numbers.astype(x.dtype) * x.dtype.type(scale))
+
+
+def rounded_queries_and_keys(q: Array, k: Array) -> tuple[Array, Array]:
+    """q and k (rows, dim), each row rotated and rounded; of k without what all keys have.
+
+    Their products are those of q and k to rounding: what was taken off comes back.
+    """
+    finite = k[np.isfinite(k).all(axis=1)]
+    if q.shape[1] == 0 or not len(finite) or not len(q):
+        return q, k
+    mean = finite.mean(axis=0)
+    if 4 * (mean**2).sum() < (finite**2).sum(axis=1).mean():
+        mean = np.zeros_like(mean)
+
+    def of_norms(x: Array) -> Array:
+        norms = np.sqrt((x**2).sum(axis=1))
+        norms = norms[np.isfinite(norms)]
+        return rotated(
+            rounded_to_8_bits(rotated(x), float(norms.max(initial=0)) / LARGEST_OF_8_BITS)
+        )
+
+    return of_norms(q), of_norms(k - mean) + mean
+
+
+def rounded_values(v: Array) -> Array:
+    """v (rows, dim), rounded."""
+    most = float(abs(v[np.isfinite(v)]).max(initial=0))
+    return rounded_to_8_bits(v, most / SAMPLED_VALUE)
+
+
 def as_tf32(x: Array) -> Array:
     """Float32 numbers rounded to 11 significant bits, ties away from zero, as a GPU does it."""
     bits = np.ascontiguousarray(x).view(np.uint32)
@@ -166,10 +231,11 @@ def reference(dtype: str) -> Arithmetic:
 def plain(dtype: str, precision: str = "") -> Arithmetic:
     """The arithmetic of a plain implementation for inputs of this type.
 
-    "tf32" makes a difference, and "e4m3": q, k and v of 8 bits on tensor cores; "3xtf32" is judged
-    as float32 is.
+    "tf32" makes a difference, "e4m3": q, k and v of 8 bits on tensor cores, and "fp8": those of 16
+    bits that become e4m3; "3xtf32" is judged as float32 is.
     """
     storage = dtype_of(dtype)
     work = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    rounded = storage if is_16bit(storage) else None
-    return Arithmetic(work, rounded, True, precision == "tf32", precision == "e4m3")
+    stored = storage if is_16bit(storage) else None
+    of_8_bits = precision in ("e4m3", "fp8")
+    return Arithmetic(work, stored, True, precision == "tf32", of_8_bits, precision == "fp8")

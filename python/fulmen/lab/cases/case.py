@@ -89,7 +89,7 @@ class Case(Caches, Scalars, Tensors):
     expression: str = ""  # expressions.EXPRESSIONS
     dropout_p: float = 0.0
     rng: tuple[int, int] = (0, 0)
-    precision: str = ""  # of float32 products: "" for the default
+    precision: str = ""  # of products: "" for the default
 
     # what is judged
     gradients: tuple[str, ...] = ("q", "k", "v")  # "bias" and "sinks" are added where they exist

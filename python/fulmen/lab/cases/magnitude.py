@@ -230,7 +230,12 @@ def magnitudes(
             log_l = np.log(np.where(head.visible, head.e, ar.number(0)).sum(axis=1))
             sees_any = head.visible.any(axis=1)
             terms.lse[at.q_at] = (head.p_keys * s).sum(axis=1) + np.where(sees_any, abs(log_l), 0)
-            errors = probability_errors(head, score_error(problem, at, head, fair, ar), smallest)
+            of_scores = score_error(problem, at, head, fair, ar)
+            if (
+                fair.rounds_inputs
+            ):  # lse is that of scores of 8 bits, which differ by their rounding
+                sums.lse[at.q_at] = np.where(sees_any, of_scores, ar.number(0))
+            errors = probability_errors(head, of_scores, smallest)
             if fair.weights is not None:
                 walks.add(at, *rounding_squares(problem, at, head, fair.weights, ar))
             o, g = head_magnitude(problem, at, head, errors, ar)

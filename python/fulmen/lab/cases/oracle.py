@@ -139,7 +139,7 @@ def nonzero(x: Array) -> Array:
 
 def output(head: Head, v: Array, ar: Arithmetic) -> Array:
     """O = r((r(e * drop) V) / l_total), which is 0 for a row that sees nothing."""
-    sums = ar.dot(ar.round_weights(head.e * head.drop), v, head.visible)
+    sums = ar.dot(ar.round_weights(head.e * head.drop), ar.values(v), head.visible)
     return ar.round(sums * (head.top_up / nonzero(head.l_total))[:, None])
 
 

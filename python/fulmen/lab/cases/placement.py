@@ -32,14 +32,22 @@ class Forward(NamedTuple):
     stats: Any
 
 
+def forward(*arrays: Any, stats: bool, **options: Any) -> Any:
+    """(o, lse, stats) of a call, which saves nothing for gradients without stats."""
+    if stats:
+        return fulmen.attention_forward(*arrays, **options)
+    o, lse = fulmen.attention(*arrays, return_lse=True, **options)
+    return Forward(o, lse, None)
+
+
 class Host:
     """The public functions themselves, on NumPy arrays."""
 
     name = "numpy"
 
-    def attention_forward(self, *arrays: Any, **options: Any) -> Any:
-        """fulmen.attention_forward."""
-        return fulmen.attention_forward(*arrays, **options)
+    def attention_forward(self, *arrays: Any, stats: bool = True, **options: Any) -> Any:
+        """fulmen.attention_forward; without stats fulmen.attention."""
+        return forward(*arrays, stats=stats, **options)
 
     def attention_backward(self, *arrays: Any, **options: Any) -> Any:
         """fulmen.attention_backward."""
@@ -95,18 +103,20 @@ class OnGpu:
         self.name: str = owner.name
         self._blocks: dict[int, Block] = {}
 
-    def attention_forward(self, q: Any, k: Any, v: Any, out: Any = None, **options: Any) -> Forward:
-        """fulmen.attention_forward; `out` has afterwards what its copy has, and the gaps too."""
+    def attention_forward(
+        self, q: Any, k: Any, v: Any, out: Any = None, stats: bool = True, **options: Any
+    ) -> Forward:
+        """As Host's; `out` has afterwards what its copy has, and the gaps too."""
         with self.owner.stream():
             arguments = [self.put(x) for x in (q, k, v)]
             moved = self.options(options)
             if out is None:
-                found = fulmen.attention_forward(*arguments, **moved)
+                found = forward(*arguments, stats=stats, **moved)
             else:
                 block = self._copied(out)
                 try:
                     target = self._view(out, block)
-                    found = fulmen.attention_forward(*arguments, out=target, **moved)
+                    found = forward(*arguments, stats=stats, out=target, **moved)
                 finally:
                     self._bring_back(block)
             o, lse = self.owner.get(found.o), self.owner.get(found.lse)

@@ -51,12 +51,17 @@ def problem_of(case: Case) -> Problem:
 @lru_cache(maxsize=4)
 def oracle_of(case: Case, precision: str = "") -> Oracle:
     """The oracle's answer to a case, by far the longest part of a large one."""
-    return consult(problem_of(case), case.dtype, precision or case.precision)
+    return consult(problem_of(case), case.dtype, precision)
 
 
 def precision_of(run: Run) -> str:
     """What plain products are where those of a run may be of 8 bits on tensor cores."""
-    may_be = run.where["backend"] != "cpu" and run.where["implementation"] in ("auto", "sm90")
+    of_hopper: tuple[str, ...] = ("auto", "sm90")
+    if run.case.precision == "fp8":  # "auto" computes as few rows in 16 bits
+        of_hopper = () if run.case.gradients else ("sm90",)
+    may_be = run.where["backend"] != "cpu" and run.where["implementation"] in of_hopper
+    if run.case.precision:
+        return run.case.precision if may_be or run.case.precision != "fp8" else ""
     eight_bits = run.case.eight_bits and run.case.kv_dtype == "float8_e4m3fn"
     return "e4m3" if may_be and eight_bits else ""
 

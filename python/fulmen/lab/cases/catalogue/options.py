@@ -317,7 +317,38 @@ def precisions() -> list[Case]:
                  q_rows=75, kv_rows=101)  # fmt: skip
 
 
+def eight_bits() -> list[Case]:
+    """16-bit q, k and v that may be rounded to e4m3, where Hopper has tensor cores of 8 bits."""
+    rows: dict[str, Fields] = {
+        f"d{dim}_{dim_v}": {"dim": dim, "dim_v": dim_v, "causal": n % 2 == 0,
+                            "dtype": ("bfloat16", "float16")[n % 3 == 1]}
+        for n, (dim, dim_v) in enumerate(
+            ((64, 64), (128, 128), (96, 96), (80, 112), (192, 128), (256, 256), (16, 48))
+        )
+    }  # fmt: skip
+    rows |= {
+        "window": {"window": (30, 5)},
+        "outlier": {"inputs": "outlier", "dim": 128},
+        "wide": {"inputs": "wide"},  # not for e4m3: computed in 16 bits
+        "odd_dims": {"dim": 40, "dim_v": 24},
+        "sinks": {"sinks": "normal", "causal": True},
+        "cap": {"softcap": 5.0},
+        "bias": {"bias": "bhqk"},
+        "dropout": {"dropout_p": 0.25, "rng": (5, 1)},
+        "lengths": {"kv_lengths": (0, 90), "q_lengths": (60, 7), "causal": True},
+        "hidden_nan": {"kv_lengths": (100, 33), "poison": "nan_hidden"},
+        "nan_k": {"poison": "nan_k", "causal": True},
+        "nan_v": {"poison": "nan_v", "causal": True},
+        "packed": {"q_packed": (20, 0, 70), "kv_packed": (90, 5, 33), "causal": True},
+        "float32_out": {"out_dtype": "float32"},
+        "trained": {"gradients": ("q", "k", "v"), "causal": True},  # in 16 bits
+        "trained_256": {"gradients": ("q", "k", "v"), "dim": 256, "inputs": "outlier"},
+    }
+    return table("fp8", ("precision",), rows, dtype="bfloat16", batch=2, heads=4, kv_heads=2,
+                 dim=64, q_rows=75, kv_rows=101, precision="fp8", gradients=())  # fmt: skip
+
+
 CASES = (
     biases() + masks() + structured() + windows() + alignments() + scalars() + slopes() + sinks()
-    + dropouts() + through_lse() + bits() + precisions()
+    + dropouts() + through_lse() + bits() + precisions() + eight_bits()
 )  # fmt: skip
