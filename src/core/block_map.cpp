@@ -137,38 +137,19 @@ Tensor checked_kinds(const Problem& problem, BlockSizes sizes, const Tensor& kin
   return normal;
 }
 
-BlockKind kind_by_position(const SeenKeys& seen, Interval keys) {
-  if (keys.end <= seen.some.begin || seen.some.end <= keys.begin) return BlockKind::kEmpty;
-  const bool all = seen.all.begin <= keys.begin && keys.end <= seen.all.end;
-  return all ? BlockKind::kFull : BlockKind::kPartial;
-}
-
-// Ends of the ids of rows or keys [first, first + count).
-struct Ids {
-  i64 least = 0;
-  i64 most = 0;
-
-  Ids() = default;
-  Ids(const Tensor& ids, i64 batch, i64 first, i64 count)
-      : least(ids.index(batch, 0, 0, first)), most(least) {
-    for (i64 row = first + 1; row < first + count; ++row) {
-      const i64 id = ids.index(batch, 0, 0, row);
-      least = min(least, id);
-      most = max(most, id);
-    }
-  }
-};
-
-BlockKind kind_of_ids(const Ids& q, const Ids& kv) {
-  if (q.most < kv.least || kv.most < q.least) return BlockKind::kEmpty;
-  const bool are_one = q.least == q.most && kv.least == kv.most;
-  return are_one ? BlockKind::kFull : BlockKind::kPartial;
-}
-
 // A boolean mask, and what a bias of -inf hides, are known pair by pair only.
 BlockKind kind_by_matrices(const Problem& problem) {
   return problem.has(Array::kMask) || problem.has(Array::kBias) ? BlockKind::kPartial
                                                                 : BlockKind::kFull;
+}
+
+// Of keys, the blocks that have one of `some`, and those of them that lie in `all`.
+SeenKeys seen_blocks(const SeenKeys& seen, i64 kv_len, i64 size) {
+  if (seen.some.size() <= 0) return {};
+  const Interval some{seen.some.begin / size, ceil_div(seen.some.end, size)};
+  const i64 end = seen.all.end == kv_len ? some.end : seen.all.end / size;
+  const i64 begin = clamp(ceil_div(seen.all.begin, size), some.begin, some.end);
+  return {some, {begin, clamp(end, begin, some.end)}};
 }
 
 // The corners first: those of a box that a mask cuts mostly differ.
@@ -191,173 +172,213 @@ BlockKind kind_by_pairs(const HeadOfSequence& at, Interval rows, Interval keys) 
   return some ? BlockKind::kFull : BlockKind::kEmpty;
 }
 
-i64 num_blocks(i64 length, i64 size) { return ceil_div(max<i64>(length, 0), size); }
+// Ends of the ids of rows or keys.
+struct Ids {
+  i64 least, most;
+};
+Ids either(const Ids& a, const Ids& b) { return {min(a.least, b.least), max(a.most, b.most)}; }
 
-// The mask of an expression over all blocks of a head. What a step may be over many blocks is what
-// it may be over some of them, so that a box of many is asked first, and divided where it is
-// partial.
-class MaskMap {
+BlockKind kind_of_ids(const Ids& q, const Ids& kv) {
+  if (q.most < kv.least || kv.most < q.least) return BlockKind::kEmpty;
+  const bool are_one = q.least == q.most && kv.least == kv.most;
+  return are_one ? BlockKind::kFull : BlockKind::kPartial;
+}
+
+constexpr i64 kFan = 8;  // boxes along each side of one of the next level
+
+// What is known of the rows, or of the keys, of boxes: of each `width` values, one box behind the
+// other. The first level are the blocks, the last is all of them.
+template <class Value>
+class Levels {
  public:
-  MaskMap(const HeadOfSequence& at, BlockSizes sizes, Bounds* values)
-      : mask_(at, values),
-        num_rows_(num_blocks(at.sequence.shape.q_len, sizes.rows)),
-        num_keys_(num_blocks(at.sequence.shape.kv_len, sizes.keys)) {
-    if (!at.problem.has_mask_expression() || num_rows_ == 0 || num_keys_ == 0) return;
-    const SequenceShape& shape = at.sequence.shape;
-    const auto block = [](i64 index, i64 size, i64 length) {
-      return clamped(index * size, (index + 1) * size, length);
-    };
-    const Interval rows = block(0, sizes.rows, shape.q_len);
-    const Interval keys = block(0, sizes.keys, shape.kv_len);
-    mask_.begin(rows, keys);
-    mask_.run(mask_.goal().constant);
-    row_bounds_ = levels(mask_.goal().row, num_rows_, [&](i64 index) {
-      mask_.begin(block(index, sizes.rows, shape.q_len), keys);
-    });
-    key_bounds_ = levels(mask_.goal().column, num_keys_, [&](i64 index) {
-      mask_.begin(rows, block(index, sizes.keys, shape.kv_len));
-    });
-    kinds_.resize(static_cast<size_t>(num_rows_ * num_keys_));
-    divide(static_cast<int>(max(row_bounds_.size(), key_bounds_.size())) - 1, 0, 0);
+  Levels(std::vector<Value> of_blocks, size_t width) : width_(width) {
+    all_.push_back(std::move(of_blocks));
+    while (all_.back().size() > width) all_.push_back(joined(all_.back()));
   }
-
-  BlockKind kind(i64 row, i64 key) const {
-    return kinds_.empty() ? BlockKind::kFull : kinds_[static_cast<size_t>(row * num_keys_ + key)];
+  // Beyond the last level that is meant.
+  const Value* at(int level, i64 box) const {
+    const std::vector<Value>& boxes = all_[min(static_cast<size_t>(level), all_.size() - 1)];
+    return boxes.data() + static_cast<size_t>(box) * width_;
   }
 
  private:
-  static constexpr i64 kFan = 8;  // boxes along each side of one of the next level
-  using Levels = std::vector<std::vector<Bounds>>;  // of each box, one step behind the other
-
-  template <class Begin>
-  Levels levels(const std::vector<i32>& steps, i64 count, const Begin& begin) {
-    Levels all(1);
-    for (i64 index = 0; index < count; ++index) {
-      begin(index);
-      mask_.run(steps);
-      for (const i32 step : steps) all[0].push_back(mask_[step]);
-    }
-    for (; count > 1; count = ceil_div(count, kFan)) {
-      const std::vector<Bounds>& parts = all.back();
-      const size_t width = steps.size(), fan = static_cast<size_t>(kFan) * width;
-      std::vector<Bounds> boxes;
-      for (size_t first = 0; first < parts.size(); first += fan) {
-        for (size_t step = first; step < first + width; ++step) {
-          Bounds some = parts[step];
-          for (size_t part = step + width; part < min(first + fan, parts.size()); part += width) {
-            some = expression::either(some, parts[part]);
-          }
-          boxes.push_back(some);
+  std::vector<Value> joined(const std::vector<Value>& parts) const {
+    const size_t fan = kFan * width_;
+    std::vector<Value> boxes;
+    for (size_t first = 0; first < parts.size(); first += fan) {
+      for (size_t value = first; value < first + width_; ++value) {
+        Value some = parts[value];
+        for (size_t part = value + width_; part < min(first + fan, parts.size()); part += width_) {
+          some = either(some, parts[part]);
         }
-      }
-      all.push_back(std::move(boxes));
-    }
-    return all;
-  }
-
-  // Of a side that has fewer levels the last one is the whole of it.
-  static i64 span(int level) {
-    i64 blocks = 1;
-    for (int n = 0; n < level; ++n) blocks *= kFan;
-    return blocks;
-  }
-  void load(const Levels& all, int level, i64 box, const std::vector<i32>& steps) {
-    const std::vector<Bounds>& boxes = all[min(static_cast<size_t>(level), all.size() - 1)];
-    const Bounds* bounds = boxes.data() + static_cast<size_t>(box) * steps.size();
-    for (const i32 step : steps) mask_[step] = *bounds++;
-  }
-
-  // A box of kFan^level blocks along each side.
-  void divide(int level, i64 row, i64 key) {
-    load(row_bounds_, level, row, mask_.goal().row);
-    load(key_bounds_, level, key, mask_.goal().column);
-    mask_.run(mask_.goal().pair);
-    const BlockKind kind = mask_.kind();
-    const i64 blocks = span(level), below = blocks / kFan;
-    if (level == 0 || kind != BlockKind::kPartial)
-      return fill(row * blocks, key * blocks, blocks, kind);
-    for (i64 r = row * kFan; r < (row + 1) * kFan && r * below < num_rows_; ++r) {
-      for (i64 k = key * kFan; k < (key + 1) * kFan && k * below < num_keys_; ++k) {
-        divide(level - 1, r, k);
+        boxes.push_back(some);
       }
     }
+    return boxes;
   }
 
-  void fill(i64 row, i64 key, i64 blocks, BlockKind kind) {
-    for (i64 r = row; r < min(row + blocks, num_rows_); ++r) {
-      const auto first = kinds_.begin() + (r * num_keys_ + key);
-      std::fill(first, first + min(blocks, num_keys_ - key), kind);
-    }
-  }
-
-  MaskBounds mask_;
-  i64 num_rows_;
-  i64 num_keys_;
-  Levels row_bounds_;
-  Levels key_bounds_;
-  std::vector<BlockKind> kinds_;  // (row, key); empty without an expression
+  size_t width_;
+  std::vector<std::vector<Value>> all_;
 };
 
-// The blocks of one head, a row of them after the other; what is said of keys alone is kept.
+// The blocks of one head. Positions leave each row of them an interval; what is known of rows and
+// keys apart then takes from that.
 class HeadMap {
  public:
-  HeadMap(const HeadOfSequence& at, BlockSizes sizes, bool exact, Bounds* values)
-      : at_(at),
-        sizes_(sizes),
-        exact_(exact),
-        by_matrices_(kind_by_matrices(at.problem)),
-        mask_(at, sizes, values) {
-    if (!at.problem.has(Array::kQIds) || at.sequence.shape.q_len <= 0) return;
-    for (i64 key = 0; keys_of(key).size() > 0; ++key) {
-      ids_.emplace_back(at.problem.arrays[Array::kKvIds], at.sequence.kv_batch,
-                        at.sequence.kv_begin + keys_of(key).begin, keys_of(key).size());
-    }
+  HeadMap(const HeadOfSequence& at, BlockSizes sizes, const Tensor& out)
+      : at_(at), sizes_(sizes), out_(out) {
+    const SequenceShape& shape = at.sequence.shape;
+    if (shape.q_len <= 0 || shape.kv_len <= 0) return;
+    num_rows_ = ceil_div(shape.q_len, sizes.rows);
+    num_keys_ = ceil_div(shape.kv_len, sizes.keys);
   }
 
-  void store_row(i64 row, const Tensor& out) {
-    const Interval rows =
-        clamped(row * sizes_.rows, (row + 1) * sizes_.rows, at_.sequence.shape.q_len);
-    const bool has_rows = rows.size() > 0 && at_.sequence.shape.kv_len > 0;
-    if (has_rows) start(rows);
-    char* to = out.address(at_.index, at_.head, row, 0);
-    for (i64 key = 0; key < out.shape[3]; ++key, to += out.strides[3]) {
-      store_bytes(to, static_cast<u8>(has_rows ? kind_of(rows, row, key) : BlockKind::kEmpty));
-    }
+  // values: of the steps of an expression.
+  void fill(bool exact, Bounds* values) {
+    take_positions();
+    if (num_rows_ == 0) return;
+    if (at_.problem.has_mask_expression()) take_expression(MaskBounds(at_, values));
+    if (at_.problem.has(Array::kQIds)) take_ids();
+    if (exact || at_.problem.has(Array::kBlocks)) take_lists_and_pairs(exact);
   }
 
  private:
+  Interval rows_of(i64 row) const {
+    return clamped(row * sizes_.rows, (row + 1) * sizes_.rows, at_.sequence.shape.q_len);
+  }
   Interval keys_of(i64 key) const {
     return clamped(key * sizes_.keys, (key + 1) * sizes_.keys, at_.sequence.shape.kv_len);
   }
 
-  void start(Interval rows) {
-    seen_ = seen_keys(at_.problem, at_.sequence, rows);
-    if (!ids_.empty()) {
-      q_ids_ = Ids(at_.problem.arrays[Array::kQIds], at_.sequence.batch,
-                   at_.sequence.q_begin + rows.begin, rows.size());
+  BlockKind kind(i64 row, i64 key) const {
+    return static_cast<BlockKind>(load_bytes<u8>(out_.address(at_.index, at_.head, row, key)));
+  }
+  void set(i64 row, Interval keys, BlockKind kind) const {
+    char* const to = out_.address(at_.index, at_.head, row, keys.begin);
+    if (out_.strides[3] == 1) {
+      std::fill_n(to, keys.size(), static_cast<char>(kind));
+    } else {
+      for (i64 n = 0; n < keys.size(); ++n) to[n * out_.strides[3]] = static_cast<char>(kind);
     }
   }
 
-  BlockKind kind_of(Interval rows, i64 row, i64 key) {
-    const Interval keys = keys_of(key);
-    if (keys.size() <= 0) return BlockKind::kEmpty;
-    BlockKind kind = both(kind_by_position(seen_, keys), by_matrices_);
-    if (kind != BlockKind::kEmpty) kind = both(kind, mask_.kind(row, key));
-    if (kind != BlockKind::kEmpty && !ids_.empty()) {
-      kind = both(kind, kind_of_ids(q_ids_, ids_[static_cast<size_t>(key)]));
+  void take_positions() const {
+    const i64 kv_len = at_.sequence.shape.kv_len;
+    for (i64 row = 0; row < out_.shape[2]; ++row) {
+      SeenKeys seen{};
+      if (row < num_rows_) {
+        seen = seen_blocks(seen_keys(at_.problem, at_.sequence, rows_of(row)), kv_len, sizes_.keys);
+      }
+      const auto& [some, all] = seen;
+      set(row, {0, some.begin}, BlockKind::kEmpty);
+      set(row, some, BlockKind::kPartial);
+      set(row, all, kind_by_matrices(at_.problem));
+      set(row, {some.end, out_.shape[3]}, BlockKind::kEmpty);
     }
-    if (kind != BlockKind::kEmpty) kind = both(kind, kind_by_lists(at_, rows, keys));
-    return exact_ && kind == BlockKind::kPartial ? kind_by_pairs(at_, rows, keys) : kind;
+  }
+
+  template <class KindOf>
+  void divide(const KindOf& kind_of) const {
+    int level = 0;
+    for (i64 boxes = max(num_rows_, num_keys_); boxes > 1; boxes = ceil_div(boxes, kFan)) ++level;
+    divide(kind_of, level, 0, 0);
+  }
+  // What a step may be over many blocks is what it may be over some of them: kind_of(level, row,
+  // key) is asked of a box of kFan^level blocks along each side, which is divided where it is
+  // partial.
+  template <class KindOf>
+  void divide(const KindOf& kind_of, int level, i64 row, i64 key) const {
+    i64 below = 1;
+    for (int n = 1; n < level; ++n) below *= kFan;
+    const BlockKind kind = kind_of(level, row, key);
+    if (kind == BlockKind::kEmpty) return hide(row, key, level > 0 ? below * kFan : 1);
+    if (kind == BlockKind::kFull) return;
+    if (level == 0) return set(row, {key, key + 1}, both(this->kind(row, key), kind));
+    for (i64 r = row * kFan; r < (row + 1) * kFan && r * below < num_rows_; ++r) {
+      for (i64 k = key * kFan; k < (key + 1) * kFan && k * below < num_keys_; ++k) {
+        divide(kind_of, level - 1, r, k);
+      }
+    }
+  }
+  void hide(i64 row, i64 key, i64 blocks) const {
+    const Interval keys = clamped(key * blocks, (key + 1) * blocks, num_keys_);
+    for (i64 r = row * blocks; r < min((row + 1) * blocks, num_rows_); ++r) {
+      set(r, keys, BlockKind::kEmpty);
+    }
+  }
+
+  // The mask of an expression: what depends on rows or on keys alone is found once for each.
+  void take_expression(MaskBounds mask) const {
+    const expression::Goal& goal = mask.goal();
+    mask.begin(rows_of(0), keys_of(0));
+    mask.run(goal.constant);
+    const auto levels = [&](const std::vector<i32>& steps, i64 count, const auto& begin) {
+      std::vector<Bounds> all;
+      for (i64 index = 0; index < count && !steps.empty(); ++index) {
+        begin(index);
+        mask.run(steps);
+        for (const i32 step : steps) all.push_back(mask[step]);
+      }
+      return Levels(std::move(all), steps.size());
+    };
+    const Levels rows =
+        levels(goal.row, num_rows_, [&](i64 row) { mask.begin(rows_of(row), keys_of(0)); });
+    const Levels keys =
+        levels(goal.column, num_keys_, [&](i64 key) { mask.begin(rows_of(0), keys_of(key)); });
+    const auto load = [&](const auto& all, int level, i64 box, const auto& steps) {
+      const Bounds* bounds = all.at(level, box);
+      for (const i32 step : steps) mask[step] = *bounds++;
+    };
+    const auto kind_of = [&](int level, i64 row, i64 key) {
+      load(rows, level, row, goal.row);
+      load(keys, level, key, goal.column);
+      mask.run(goal.pair);
+      return mask.kind();
+    };
+    divide(kind_of);
+  }
+
+  void take_ids() const {
+    const CacheSequence& sequence = at_.sequence;
+    const auto levels = [](const Tensor& ids, i64 batch, i64 begin, i64 count, const auto& of) {
+      std::vector<Ids> all;
+      for (i64 index = 0; index < count; ++index) {
+        const Interval own = of(index);
+        const Bounds ends =
+            expression::elements_bounds(ids, {batch, 0, 0, begin + own.begin}, own.size());
+        all.push_back({ends.first, ends.last});
+      }
+      return Levels(std::move(all), 1);
+    };
+    const Levels rows = levels(at_.problem.arrays[Array::kQIds], sequence.batch, sequence.q_begin,
+                               num_rows_, [this](i64 row) { return rows_of(row); });
+    const Levels keys =
+        levels(at_.problem.arrays[Array::kKvIds], sequence.kv_batch, sequence.kv_begin, num_keys_,
+               [this](i64 key) { return keys_of(key); });
+    const auto kind_of = [&](int level, i64 row, i64 key) {
+      return kind_of_ids(*rows.at(level, row), *keys.at(level, key));
+    };
+    divide(kind_of);
+  }
+
+  void take_lists_and_pairs(bool exact) const {
+    for (i64 row = 0; row < num_rows_; ++row) {
+      for (i64 key = 0; key < num_keys_; ++key) {
+        BlockKind kind = this->kind(row, key);
+        if (kind == BlockKind::kEmpty) continue;
+        const Interval rows = rows_of(row), keys = keys_of(key);
+        kind = both(kind, kind_by_lists(at_, rows, keys));
+        if (exact && kind == BlockKind::kPartial) kind = kind_by_pairs(at_, rows, keys);
+        set(row, {key, key + 1}, kind);
+      }
+    }
   }
 
   HeadOfSequence at_;
   BlockSizes sizes_;
-  bool exact_;
-  BlockKind by_matrices_;
-  MaskMap mask_;
-  SeenKeys seen_{};
-  Ids q_ids_;
-  std::vector<Ids> ids_;  // of the blocks of keys
+  const Tensor& out_;
+  i64 num_rows_ = 0;  // both, or neither
+  i64 num_keys_ = 0;
 };
 
 }  // namespace
@@ -371,8 +392,7 @@ void block_map(const Problem& problem, BlockSizes sizes, bool exact, const Tenso
   for (i64 index = 0; index < out.shape[0]; ++index) {
     const CacheSequence sequence = problem.sequence(index);
     for (i64 head = 0; head < out.shape[1]; ++head) {
-      HeadMap map({problem, sequence, index, head}, sizes, exact, values.data());
-      for (i64 row = 0; row < out.shape[2]; ++row) map.store_row(row, out);
+      HeadMap({problem, sequence, index, head}, sizes, out).fill(exact, values.data());
     }
   }
 }

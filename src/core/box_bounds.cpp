@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 
@@ -237,20 +238,6 @@ Bounds logical(const Step& step, const Bounds& a, const Bounds& b) {
 
 // ---- Leaves ------------------------------------------------------------------------------------
 
-Bounds element_bounds(const Tensor& tensor, const i64 (&at)[kMaxRank]) {
-  if (is_float(tensor.dtype)) {
-    const double x = tensor.real(at[0], at[1], at[2], at[3]);
-    if (std::isnan(x)) return {kInfinite, -kInfinite, 0, 0, true};
-    return {x, x, 0, 0, false};
-  }
-  if (tensor.dtype == DType::kBool) {
-    const i64 x = tensor.boolean(at[0], at[1], at[2], at[3]) ? 1 : 0;
-    return integers(x, x);
-  }
-  const i64 x = tensor.index(at[0], at[1], at[2], at[3]);
-  return integers(x, x);
-}
-
 Bounds anything(const Tensor& tensor) {
   if (tensor.dtype == DType::kBool) return booleans(true, true);
   return is_float(tensor.dtype) ? kAnyFloat : kAnyInteger;
@@ -269,12 +256,11 @@ Bounds read(const Step& step, const Bounds* values, const Tensor& tensor) {
     if (count > kMostElements) return anything(tensor);
   }
   Bounds all{kInfinite, -kInfinite, kLast, kFirst, false};
-  i64 at[kMaxRank];
+  std::array<i64, kMaxRank> at{0, 0, 0, first[3]};
   for (at[0] = first[0]; at[0] <= last[0]; ++at[0]) {
     for (at[1] = first[1]; at[1] <= last[1]; ++at[1]) {
       for (at[2] = first[2]; at[2] <= last[2]; ++at[2]) {
-        for (at[3] = first[3]; at[3] <= last[3]; ++at[3])
-          all = either(all, element_bounds(tensor, at));
+        all = either(all, elements_bounds(tensor, at, last[3] - first[3] + 1));
       }
     }
   }
@@ -313,7 +299,52 @@ Bounds position_bounds(const Problem& problem, Array segments, i64 index, Interv
   return left > 0 ? either(all, integers(kNoPosition, kNoPosition)) : all;
 }
 
+Bounds element_bounds(const Tensor& tensor, const std::array<i64, kMaxRank>& at) {
+  if (is_float(tensor.dtype)) {
+    const double x = tensor.real(at[0], at[1], at[2], at[3]);
+    if (std::isnan(x)) return {kInfinite, -kInfinite, 0, 0, true};
+    return {x, x, 0, 0, false};
+  }
+  if (tensor.dtype == DType::kBool) {
+    const i64 x = tensor.boolean(at[0], at[1], at[2], at[3]) ? 1 : 0;
+    return integers(x, x);
+  }
+  const i64 x = tensor.index(at[0], at[1], at[2], at[3]);
+  return integers(x, x);
+}
+
+// Integers one behind the other: a compiler makes vectors of a fixed number of them.
+template <class Integer>
+Bounds ends_of(const char* from, i64 count) {
+  constexpr i64 kLanes = 16;
+  Integer least[kLanes], most[kLanes], x[kLanes];
+  std::memcpy(least, from, sizeof(x));
+  std::memcpy(most, from, sizeof(x));
+  for (i64 n = kLanes; n < count; n += kLanes) {
+    const i64 last = min(n, count - kLanes);  // some of them twice
+    std::memcpy(x, from + last * i64{sizeof(Integer)}, sizeof(x));
+    for (i64 lane = 0; lane < kLanes; ++lane) {
+      least[lane] = x[lane] < least[lane] ? x[lane] : least[lane];
+      most[lane] = x[lane] > most[lane] ? x[lane] : most[lane];
+    }
+  }
+  return integers(*std::min_element(least, least + kLanes), *std::max_element(most, most + kLanes));
+}
+
 }  // namespace
+
+Bounds elements_bounds(const Tensor& tensor, const std::array<i64, kMaxRank>& first, i64 count) {
+  if (tensor.strides[3] == 1 && count >= 16) {
+    const char* const from = tensor.address(first[0], first[1], first[2], first[3]);
+    if (tensor.dtype == DType::kInt32) return ends_of<i32>(from, count);
+    if (tensor.dtype == DType::kInt64) return ends_of<i64>(from, count);
+  }
+  Bounds all = element_bounds(tensor, first);
+  for (std::array<i64, kMaxRank> at = first; at[3] < first[3] + count; ++at[3]) {
+    all = either(all, element_bounds(tensor, at));
+  }
+  return all;
+}
 
 Bounds bounds_of(const Step& step, const Bounds* values, const BoxOperands& operands) {
   if (step.op < Op::kToFloat) return leaf(step, values, operands);

@@ -35,6 +35,9 @@ struct BoxOperands {
 BoxOperands box_of(const Problem& problem, const CacheSequence& sequence, i64 index, i64 head,
                    Interval rows, Interval keys);
 
+// Of `count` elements of an array along its last axis, from one on.
+Bounds elements_bounds(const Tensor& tensor, const std::array<i64, kMaxRank>& first, i64 count);
+
 // A step from those that it takes. A read looks at all elements that its indices may mean, up to
 // kMostElements of them; beyond that it may be anything.
 inline constexpr i64 kMostElements = 4096;
