@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "fulmen/fulmen.h"
 #include "kernels/base.cuh"
@@ -145,6 +146,10 @@ inline i64 load_index(const void* address, DType dtype) {
   return dtype == DType::kInt64 ? load_bytes<i64>(address)
                                 : static_cast<i64>(load_bytes<i32>(address));
 }
+
+// Counts in as many bits as a number of the working type has.
+template <class Real>
+using Count = std::conditional_t<sizeof(Real) == sizeof(u64), u64, u32>;
 
 inline constexpr int kMaxRank = 4;
 

@@ -56,9 +56,12 @@ class BackwardTile {
     return terms.kind(rows, keys) == BlockKind::kEmpty;
   }
 
-  void load_queries(i64 head, Interval rows) {
+  // seen: those of the loaded keys that the rows are weighed against; from a multiple of
+  // kMostLanes of them on.
+  void load_queries(i64 head, Interval rows, Interval seen) {
     head_ = head;
     rows_ = rows;
+    seen_ = seen;
     in_pairs_ = keys_fit_pairs_ && load_query_pairs();
     if (in_pairs_) return;
     if (!has_key_lanes_) load_key_lanes();
@@ -110,11 +113,11 @@ class BackwardTile {
       if (in_pairs_) {
         return pairs_->multiply({.rows = rows_.size(),
                                  .columns = problem_.dim_qk,
-                                 .depth = half(keys_.size()),
+                                 .depth = half(seen_.size()),
                                  .A = scratch_.dS_pairs,
                                  .A_row_stride = sizes_.padded_columns / 2,
                                  .A_depth_stride = 1,
-                                 .B = scratch_.K_rows,
+                                 .B = scratch_.K_rows + first_seen() / 2 * stride,
                                  .B_depth_stride = stride,
                                  .B_panel_stride = kernels_.lanes,
                                  .C = dQ,
@@ -122,14 +125,17 @@ class BackwardTile {
                                  .accumulates = accumulates});
       }
     }
-    multiply_pairs(scratch_.dS, {rows_.size(), sizes_.padded_columns}, {keys_.size(), 1}, K_,
-                   problem_.dim_qk, dQ, stride, accumulates);
+    multiply_pairs(scratch_.dS, {rows_.size(), sizes_.padded_columns}, {seen_.size(), 1},
+                   {K_.data + first_seen() * K_.stride, K_.stride}, problem_.dim_qk, dQ, stride,
+                   accumulates);
   }
 
  private:
   static constexpr bool kHasPairs = kDTypeOf<Real> == DType::kFloat32;
 
   static i64 half(i64 size) { return ceil_div(size, i64{2}); }
+
+  i64 first_seen() const { return seen_.begin - keys_.begin; }
 
   Source source(Array array) const {
     const bool is_key = array == Array::kK || array == Array::kV;
@@ -197,13 +203,16 @@ class BackwardTile {
 
   GradientBlock<Real> gradient_block(bool is_full, Of of) {
     const PairTerms<Real> terms(problem_, index_, sequence_, head_, scratch_.steps);
-    const bool has_addend = !is_full || terms.adds(terms.kind(rows_, keys_));
+    const BlockKind kind = terms.kind(rows_, seen_);
+    const bool has_intervals = !is_full && of == Of::kDot && terms.hides_by_intervals(kind);
+    const bool has_addend = (!is_full && !has_intervals) || terms.adds(kind);
     const bool has_keep = problem_.dropout.enabled();
-    if (has_addend) terms.fill_addend(rows_, keys_, scratch_.addend, sizes_.padded_columns);
-    if (has_keep) terms.fill_keep(rows_, keys_, scratch_.keep, sizes_.padded_columns);
+    if (has_addend) terms.fill_addend(rows_, seen_, scratch_.addend, sizes_.padded_columns);
+    if (has_keep) terms.fill_keep(rows_, seen_, scratch_.keep, sizes_.padded_columns);
     addend_ = has_addend ? scratch_.addend : nullptr;
+    hidden_ = has_intervals ? terms.seen_by(rows_, seen_, scratch_.seen) : SeenByRows<Real>();
     ScoreTerms<Real> score{problem_.score_map.as<Real>(), addend_,
-                           has_keep ? scratch_.keep : nullptr};
+                           has_keep ? scratch_.keep : nullptr, hidden_};
     if (terms.has_score()) score = map_scores(terms, score, of);
     const bool has_slope = terms.has_score() && of != Of::kMapped;
     const i64 row = shared_row(problem_, sequence_, head_, rows_.begin);
@@ -211,7 +220,7 @@ class BackwardTile {
             .dP = wants_dS_ ? scratch_.dS : nullptr,
             .stride = sizes_.padded_columns,
             .rows = rows_.size(),
-            .keys = keys_.size(),
+            .keys = seen_.size(),
             .terms = score,
             .through_score_mod = of == Of::kDot,
             .row_max = shared_.row_max + row,
@@ -227,12 +236,12 @@ class BackwardTile {
                                  .slope = scratch_.slope,
                                  .stride = sizes_.padded_columns,
                                  .rows = rows_.size(),
-                                 .columns = keys_.size(),
+                                 .columns = seen_.size(),
                                  .terms = score,
                                  .starts = of == Of::kDot     ? ScoreStart::kSlope
                                            : of == Of::kScore ? ScoreStart::kOne
                                                               : ScoreStart::kScore};
-    return terms.map_scores(block, rows_, keys_, Lanes::kKeys, of != Of::kMapped);
+    return terms.map_scores(block, rows_, seen_, Lanes::kKeys, of != Of::kMapped);
   }
 
   // C[i][j] = dot(row i, key j), of pairs or of rows and lanes.
@@ -241,12 +250,12 @@ class BackwardTile {
     if constexpr (kHasPairs) {
       if (in_pairs_) {
         return pairs_->multiply({.rows = rows_.size(),
-                                 .columns = keys_.size(),
+                                 .columns = seen_.size(),
                                  .depth = half(dim),
                                  .A = pair_rows.data,
                                  .A_row_stride = pair_rows.stride,
                                  .A_depth_stride = 1,
-                                 .B = pair_lanes,
+                                 .B = pair_lanes + first_seen() * half(dim),
                                  .B_depth_stride = kernels_.lanes,
                                  .B_panel_stride = half(dim) * kernels_.lanes,
                                  .C = C,
@@ -254,24 +263,25 @@ class BackwardTile {
       }
     }
     kernels_.multiply({.rows = rows_.size(),
-                       .columns = keys_.size(),
+                       .columns = seen_.size(),
                        .depth = dim,
                        .A = rows.data,
                        .A_row_stride = rows.stride,
                        .A_depth_stride = 1,
-                       .B = lanes,
+                       .B = lanes + first_seen() * dim,
                        .B_depth_stride = kernels_.lanes,
                        .B_panel_stride = dim * kernels_.lanes,
                        .C = C,
                        .C_row_stride = sizes_.padded_columns});
   }
 
-  // C += weights^T B, a row of C per key.
+  // C += weights^T B, a row of C per loaded key.
   void multiply_by_queries(const Real* weights, const Pair* pair_rows, View<Real> rows, i64 dim,
                            Real* C, i64 C_stride, bool accumulates) const {
+    C += first_seen() * C_stride;
     if constexpr (kHasPairs) {
       if (in_pairs_) {
-        return pairs_->multiply({.rows = keys_.size(),
+        return pairs_->multiply({.rows = seen_.size(),
                                  .columns = dim,
                                  .depth = half(rows_.size()),
                                  .A = reinterpret_cast<const Pair*>(weights),
@@ -285,7 +295,7 @@ class BackwardTile {
                                  .accumulates = accumulates});
       }
     }
-    multiply_pairs(weights, {keys_.size(), 1}, {rows_.size(), sizes_.padded_columns}, rows, dim, C,
+    multiply_pairs(weights, {seen_.size(), 1}, {rows_.size(), sizes_.padded_columns}, rows, dim, C,
                    C_stride, accumulates);
   }
 
@@ -312,7 +322,8 @@ class BackwardTile {
                             .C = C,
                             .C_row_stride = C_stride,
                             .accumulates = accumulates},
-                           {addend_, kept.stride, summed.stride}, scratch_.finite_rows, C_stride);
+                           {addend_, kept.stride, summed.stride, hidden_, summed.stride == 1},
+                           scratch_.finite_rows, C_stride);
   }
 
   const Problem& problem_;
@@ -327,8 +338,10 @@ class BackwardTile {
   i64 kv_head_ = 0;
   Interval rows_{0, 0};
   Interval keys_{0, 0};
+  Interval seen_{0, 0};  // of them
   View<Real> Q_{}, K_{}, dO_{};
   Real* addend_ = nullptr;
+  SeenByRows<Real> hidden_{};
   bool wants_dS_ = true;
   bool keys_fit_pairs_ = false;  // all keys are ordinary
   bool in_pairs_ = false;        // and so are the queries

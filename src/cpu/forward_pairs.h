@@ -95,8 +95,10 @@ class ForwardPairs {
                         .terms = products_of_terms(kernels_->terms, column_term(), lane_term())});
   }
 
-  // O = rescale O + P V. rescale: of these rows; null: 1. keys from an even one on.
-  void add_values(i64 row, i64 rows, i64 key, i64 keys, const Real* rescale) const {
+  // O = rescale O + P V, or if it does not accumulate P V. rescale: of these rows; null: 1. keys
+  // from an even one on.
+  void add_values(i64 row, i64 rows, i64 key, i64 keys, bool accumulates,
+                  const Real* rescale) const {
     const Pair* const weights = reinterpret_cast<const Pair*>(scratch_.scores);
     if (transposes_outputs()) {
       Real* const O = transposed_outputs(row);
@@ -112,7 +114,7 @@ class ForwardPairs {
                                  .B_panel_stride = working_.lanes,
                                  .C = O,
                                  .C_row_stride = kTransposedStripRows,
-                                 .accumulates = true,
+                                 .accumulates = accumulates,
                                  .terms = products_of_values(transposed_term(), score_stride())});
     }
     kernels_->multiply({.rows = rows,
@@ -126,25 +128,27 @@ class ForwardPairs {
                         .B_panel_stride = working_.lanes,
                         .C = scratch_.O + row * sizes_.padded_dim_v,
                         .C_row_stride = sizes_.padded_dim_v,
-                        .accumulates = true,
+                        .accumulates = accumulates,
                         .row_scale = rescale,
                         .terms = products_of_values(score_stride(), sizes_.padded_dim_v)});
   }
 
-  // O^T from O, or back, of `rows` rows.
-  void transpose_outputs(i64 rows, bool to_transposed) const {
-    for (i64 row = 0; row < rows; row += kTransposedStripRows) {
-      const i64 count = min(kTransposedStripRows, rows - row);
-      Real* const O = scratch_.O + row * sizes_.padded_dim_v;
-      Real* const transposed = transposed_outputs(row);
-      if (to_transposed) {
-        working_.transpose({O, sizes_.padded_dim_v}, count, dim_v_, transposed, working_.lanes,
-                           kTransposedStripRows);
-      } else {
-        working_.transpose({transposed, kTransposedStripRows}, dim_v_, count, O, working_.lanes,
-                           sizes_.padded_dim_v);
-      }
+  // O^T from O, or back, of a strip's rows.
+  void transpose_outputs(i64 row, i64 rows, bool to_transposed) const {
+    Real* const O = scratch_.O + row * sizes_.padded_dim_v;
+    Real* const transposed = transposed_outputs(row);
+    if (to_transposed) {
+      working_.transpose({O, sizes_.padded_dim_v}, rows, dim_v_, transposed, working_.lanes,
+                         kTransposedStripRows);
+    } else {
+      working_.transpose({transposed, kTransposedStripRows}, dim_v_, rows, O, working_.lanes,
+                         sizes_.padded_dim_v);
     }
+  }
+
+  // O^T of a strip.
+  void clear_outputs(i64 row) const {
+    std::fill_n(transposed_outputs(row), kTransposedStripRows * dim_v_, Real(0));
   }
 
  private:

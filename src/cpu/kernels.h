@@ -74,12 +74,24 @@ struct Product {
   TermOffsets terms = {};           // of Pairs alone
 };
 
-// The score of a block of pairs: map(dot) + addend. addend = -inf hides a pair.
+// The keys of a block that each of its query rows sees: [first, first + count), from 0 on.
+template <class Real>
+struct SeenByRows {
+  const Count<Real>* first = nullptr;  // (rows); null: all rows see all keys
+  const Count<Real>* count = nullptr;
+
+  bool hides(i64 row, i64 key) const {
+    return first && static_cast<Count<Real>>(key) - first[row] >= count[row];
+  }
+};
+
+// The score of a block of pairs: map(dot) + addend. addend = -inf hides a pair, and so does `seen`.
 template <class Real>
 struct ScoreTerms {
   ScoreMap<Real> map;
-  const Real* addend;  // laid out as the dot products; null: nothing to add, all visible
+  const Real* addend;  // laid out as the dot products; null: nothing to add
   const Real* keep;    // likewise: dropout's factor; null: 1
+  SeenByRows<Real> seen = {};
 };
 
 // A line of each of some keys that will be wanted next, asked for meanwhile.

@@ -94,12 +94,30 @@ void PairTerms<Real>::hide_by_position(i64 row, Interval columns, Real* out) con
     }
     return;
   }
+  const Interval seen = seen_columns(row, columns);
+  std::fill(out, out + (seen.begin - columns.begin), kHidden<Real>);
+  std::fill(out + (seen.end - columns.begin), out + columns.size(), kHidden<Real>);
+}
+
+template <class Real>
+Interval PairTerms<Real>::seen_columns(i64 row, Interval columns) const {
   const Interval seen =
       visible_columns_at(problem_.mask, sequence_.shape.kv_len, problem_.position(sequence_, row));
   const i64 begin = clamp(seen.begin, columns.begin, columns.end);
-  const i64 end = clamp(seen.end, begin, columns.end);
-  std::fill(out, out + (begin - columns.begin), kHidden<Real>);
-  std::fill(out + (end - columns.begin), out + columns.size(), kHidden<Real>);
+  return {begin, clamp(seen.end, begin, columns.end)};
+}
+
+template <class Real>
+SeenByRows<Real> PairTerms<Real>::seen_by(Interval rows, Interval columns,
+                                          Count<Real>* counts) const {
+  Count<Real>* const first = counts;
+  Count<Real>* const count = counts + rows.size();
+  for (i64 i = 0; i < rows.size(); ++i) {
+    const Interval seen = seen_columns(rows.begin + i, columns);
+    first[i] = static_cast<Count<Real>>(seen.begin - columns.begin);
+    count[i] = static_cast<Count<Real>>(seen.size());
+  }
+  return {first, count};
 }
 
 template <class Real>

@@ -32,6 +32,11 @@ class PairTerms {
     return adds_everywhere(problem, sequence) || problem.has_kinds();
   }
 
+  // Whether boxes of that kind are hidden from by intervals of keys at most, and nothing is added.
+  bool hides_by_intervals(BlockKind kind) const {
+    return !adds(kind) && !has_score() && !problem_.slots && !problem_.has(Array::kTree);
+  }
+
   bool has_score() const { return problem_.has_score_expression(); }
 
   // What the user's score goes on from and what it makes of it, over dot products, so that nothing
@@ -42,8 +47,12 @@ class PairTerms {
   // out[i - rows.begin][j - columns.begin], row-major; within the sequence's lengths.
   void fill_addend(Interval rows, Interval columns, Real* out, i64 stride) const;
   void fill_keep(Interval rows, Interval columns, Real* out, i64 stride) const;
+  // The columns that each row sees, where intervals hide; into counts (2, rows).
+  SeenByRows<Real> seen_by(Interval rows, Interval columns, Count<Real>* counts) const;
 
  private:
+  Interval seen_columns(i64 row, Interval columns) const;
+
   static bool adds_everywhere(const Problem& problem, const CacheSequence& sequence) {
     return problem.has(Array::kBias) || problem.has(Array::kMask) || problem.has(Array::kQIds) ||
            problem.adds_alibi() || problem.misses_slots(sequence);
@@ -84,15 +93,22 @@ bool sees_some(const Problem& problem, i64 sequence_index, const CacheSequence& 
 }
 
 // Which pairs of a product (row i of C, depth k) are hidden: addend[i * row_stride + k *
-// depth_stride] = -inf. A null addend hides nothing.
+// depth_stride] = -inf, or `seen` hides them, whose rows are those of C or its depth. A null addend
+// hides nothing.
 template <class Real>
 struct PairAddend {
   const Real* addend;
   i64 row_stride;
   i64 depth_stride;
+  SeenByRows<Real> seen = {};
+  bool has_queries_as_rows = true;
+
+  bool hides_some() const { return addend || seen.first; }
 
   bool hides(i64 row, i64 k) const {
-    return addend[row * row_stride + k * depth_stride] == -std::numeric_limits<Real>::infinity();
+    if (has_queries_as_rows ? seen.hides(row, k) : seen.hides(k, row)) return true;
+    return addend &&
+           addend[row * row_stride + k * depth_stride] == -std::numeric_limits<Real>::infinity();
   }
 };
 
@@ -116,7 +132,7 @@ template <class Real>
 void multiply_visible(const Kernels<Real>& kernels, const Product<Real>& product,
                       const PairAddend<Real>& pairs, Real* finite, i64 finite_stride) {
   const View<Real> B{product.B, product.B_depth_stride};
-  if (!pairs.addend || kernels.all_finite(B, product.depth, product.columns)) {
+  if (!pairs.hides_some() || kernels.all_finite(B, product.depth, product.columns)) {
     return kernels.multiply(product);
   }
   for (i64 k = 0; k < product.depth; ++k) {

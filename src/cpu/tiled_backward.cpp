@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/block_map.h"
 #include "cpu/backend.h"
 #include "cpu/backward_tile.h"
 #include "cpu/libm_math.h"
@@ -152,27 +153,46 @@ class KeyBlock {
   bool wants_dS() const { return wants_dQ_ || wants_dK_; }
 
   void add_head(i64 head) {
-    const Sequence& sequence = tile_.sequence();
+    const CacheSequence& sequence = tile_.sequence();
     const i64 num_blocks = ceil_div(sequence.shape.q_len, sizes_.rows);
     for (i64 block = 0; block < num_blocks; ++block) {
       const Interval rows = rows_of_block(block, sizes_.rows, sequence.shape.q_len);
       const BlockRange blocks =
           visible_column_blocks(problem_.mask, sequence.shape, rows, sizes_.columns);
       if (!blocks.visible.contains(at_.block)) continue;
-      const bool is_empty = tile_.is_empty(head, rows, keys_);
-      if (!is_empty) add_queries(head, rows, blocks.is_full(at_.block));
+      const SeenKeys of_rows = seen_keys(problem_, sequence, rows);
+      const Interval seen = whole_lanes(of_rows.some);
+      const bool is_empty = tile_.is_empty(head, rows, seen);
+      if (!is_empty) add_queries(head, rows, seen, of_rows.all);
       if (wants_dQ_) add_to_dQ(head, block, rows, blocks.visible, is_empty);
     }
   }
 
-  void add_queries(i64 head, Interval rows, bool is_full) {
-    tile_.load_queries(head, rows);
+  // The block's keys that a mask leaves of them, with those beside them up to whole lanes.
+  Interval whole_lanes(Interval some) const {
+    const i64 begin = max(some.begin - keys_.begin, i64{0}) / kMostLanes * kMostLanes;
+    const i64 end = ceil_div(some.end - keys_.begin, kMostLanes) * kMostLanes;
+    return clamped(keys_.begin + begin, keys_.begin + end, keys_.end);
+  }
+
+  // all: keys that every row sees.
+  void add_queries(i64 head, Interval rows, Interval seen, Interval all) {
+    start_sums(seen);
+    tile_.load_queries(head, rows, seen);
     // P = exp(S - m) / l;  dS = P (dP - delta)
-    tile_.weigh(is_full, BackwardTile<Real>::Of::kDot);
+    tile_.weigh(all.begin <= seen.begin && seen.end <= all.end, BackwardTile<Real>::Of::kDot);
     // dV += P^T dO
     if (wants_dV_) tile_.add_to_dV(scratch_.dV, has_sums_);
     // dK += dS^T Q
     if (wants_dK_) tile_.add_to_dK(scratch_.dK, has_sums_);
+    has_sums_ = true;
+  }
+
+  // dK = dV = 0, unless what is added first is of all keys.
+  void start_sums(Interval seen) {
+    if (has_sums_ || seen.size() == keys_.size()) return;
+    if (wants_dK_) std::fill_n(scratch_.dK, keys_.size() * sizes_.padded_dim_qk, Real(0));
+    if (wants_dV_) std::fill_n(scratch_.dV, keys_.size() * sizes_.padded_dim_v, Real(0));
     has_sums_ = true;
   }
 

@@ -156,7 +156,7 @@ void add_captures_tile(const Problem& problem, const TileSizes& sizes,
   if (at.is_visible) at.is_visible = !tile.is_empty(at.head, at.rows, at.keys);
   if (at.is_visible) {
     tile.load_keys(problem.kv_head(at.head), at.keys, true);
-    tile.load_queries(at.head, at.rows);
+    tile.load_queries(at.head, at.rows, at.keys);
     tile.weigh(at.is_full, BackwardTile<Real>::Of::kMapped);
   }
   ExpressionTile<Real> pairs(problem, tile.sequence(), at.index, at.head, scratch.steps);

@@ -89,7 +89,7 @@ void sum_dbias_tile(const Problem& problem, const TileSizes& sizes,
           if (!blocks.visible.contains(key_block) || tile.is_empty(head, rows, keys)) {
             continue;
           }
-          tile.load_queries(head, rows);
+          tile.load_queries(head, rows, keys);
           tile.weigh(blocks.is_full(key_block), BackwardTile<Real>::Of::kScore);
           add_pairs(at, rows, keys, scratch.dS, sum, sizes.padded_columns);
         }

@@ -21,7 +21,7 @@
 namespace fulmen::cpu {
 namespace {
 
-constexpr i64 kStripRows = 32;  // a whole number of panels for every instruction set
+constexpr i64 kStripRows = kTransposedStripRows;  // whole panels for every instruction set
 
 template <class Real>
 class ForwardBlock {
@@ -56,6 +56,7 @@ class ForwardBlock {
         if (terms_.kind(rows_, keys) != BlockKind::kEmpty) add_keys(keys, seen);
       }
       transpose_outputs(false);
+      clear_others();
       results_.store(rows_, seen.some.size() > 0, {scratch_.O, sizes_.padded_dim_v},
                      scratch_.row_max, scratch_.row_sum, scratch_.rescale);
     }
@@ -69,14 +70,13 @@ class ForwardBlock {
     return query_source(problem_, sequence_.batch, head_, sequence_.q_begin + rows_.begin);
   }
 
-  // Q^T in panels;  m = -inf, l = 0, O = 0
+  // Q^T in panels;  m = -inf, l = 0;  O is 0 until it is added to
   void start() {
     pairs_fit_ = pairs_.kernels() && pairs_.load_queries(queries(), rows_.size());
     if (!pairs_fit_) load_query_lanes();
     const RowState empty;
     std::fill_n(scratch_.row_max, sizes_.padded_rows, static_cast<Real>(empty.row_max));
     std::fill_n(scratch_.row_sum, sizes_.padded_rows, static_cast<Real>(empty.row_sum));
-    std::fill_n(scratch_.O, rows_.size() * sizes_.padded_dim_v, Real(0));
   }
 
   void load_query_lanes() {
@@ -138,8 +138,48 @@ class ForwardBlock {
   }
 
   void transpose_outputs(bool to_transposed) {
-    if (to_transposed != are_transposed_) pairs_.transpose_outputs(rows_.size(), to_transposed);
+    if (to_transposed != are_transposed_) {
+      for_each_strip(rows_, [&](Interval strip, bool has_outputs) {
+        if (has_outputs) pairs_.transpose_outputs(strip.begin, strip.size(), to_transposed);
+      });
+    }
     are_transposed_ = to_transposed;
+  }
+
+  // call(strip's rows within the task, whether their outputs were added to)
+  template <class Call>
+  void for_each_strip(Interval rows, const Call& call) const {
+    for (i64 row = rows.begin - rows_.begin; row < rows.end - rows_.begin; row += kStripRows) {
+      call(Interval{row, min(row + kStripRows, rows_.size())},
+           (strips_with_outputs_ >> row / kStripRows & 1) != 0);
+    }
+  }
+
+  // Whether the rows' outputs are to be added to, and not to be written first. If some of them are,
+  // the others become 0. They have outputs from now on.
+  bool add_to_outputs(Interval rows) {
+    bool some = false, all = true;
+    for_each_strip(rows, [&](Interval, bool has_outputs) {
+      some = some || has_outputs;
+      all = all && has_outputs;
+    });
+    for_each_strip(rows, [&](Interval strip, bool has_outputs) {
+      if (some && !all && !has_outputs) clear_outputs(strip);
+      strips_with_outputs_ |= u64{1} << strip.begin / kStripRows;
+    });
+    return some;
+  }
+
+  void clear_outputs(Interval strip) const {
+    if (are_transposed_) return pairs_.clear_outputs(strip.begin);
+    std::fill_n(scratch_.O + strip.begin * sizes_.padded_dim_v, strip.size() * sizes_.padded_dim_v,
+                Real(0));
+  }
+
+  void clear_others() const {
+    for_each_strip(rows_, [&](Interval strip, bool has_outputs) {
+      if (!has_outputs) clear_outputs(strip);
+    });
   }
 
   // The block's visible pairs where interval masks hide some, strip by strip of rows: the keys that
@@ -178,7 +218,7 @@ class ForwardBlock {
     // S^T = K Q^T
     multiply_scores(rows, keys);
     // S <- softcap(scale S) + addend;  m, l <- update;  P = exp(S - m)
-    const ScoreTerms<Real> terms = score_terms(rows, keys, !is_full || terms_.adds(kind));
+    const ScoreTerms<Real> terms = score_terms(rows, keys, kind, is_full);
     const bool rescales = softmax({.scores = scratch_.scores,
                                    .stride = pairs_.score_stride(),
                                    .keys = keys.size(),
@@ -189,7 +229,7 @@ class ForwardBlock {
                                    .rescale = scratch_.rescale + row,
                                    .ahead = in_pairs_ ? ahead_.next() : LinesAhead()});
     // O = rescale O + P V
-    add_values(rows, keys, terms.addend, rescales ? scratch_.rescale + row : nullptr);
+    add_values(rows, keys, terms, rescales ? scratch_.rescale + row : nullptr);
   }
 
   void multiply_scores(Interval rows, Interval keys) {
@@ -220,12 +260,15 @@ class ForwardBlock {
     return kernels_.softmax(block);
   }
 
-  void add_values(Interval rows, Interval keys, const Real* addend, const Real* rescale) {
+  void add_values(Interval rows, Interval keys, const ScoreTerms<Real>& terms,
+                  const Real* rescale) {
     const i64 row = rows.begin - rows_.begin;
     const i64 key = keys.begin - keys_.begin;
+    const bool accumulates = add_to_outputs(rows);
+    if (!accumulates) rescale = nullptr;
     if constexpr (kHasPairs) {
       if (in_pairs_) {
-        return pairs_.add_values(row, rows.size(), key, keys.size(), rescale);
+        return pairs_.add_values(row, rows.size(), key, keys.size(), accumulates, rescale);
       }
     }
     multiply_visible<Real>(kernels_,
@@ -240,13 +283,15 @@ class ForwardBlock {
                             .B_panel_stride = kernels_.lanes,
                             .C = scratch_.O + row * sizes_.padded_dim_v,
                             .C_row_stride = sizes_.padded_dim_v,
-                            .accumulates = true,
+                            .accumulates = accumulates,
                             .row_scale = rescale},
-                           {addend, 1, pairs_.score_stride()}, scratch_.finite_rows,
-                           sizes_.padded_dim_v);
+                           {terms.addend, 1, pairs_.score_stride(), terms.seen},
+                           scratch_.finite_rows, sizes_.padded_dim_v);
   }
 
-  ScoreTerms<Real> score_terms(Interval rows, Interval keys, bool has_addend) {
+  ScoreTerms<Real> score_terms(Interval rows, Interval keys, BlockKind kind, bool is_full) {
+    const bool has_intervals = !is_full && terms_.hides_by_intervals(kind);
+    const bool has_addend = (!is_full && !has_intervals) || terms_.adds(kind);
     const bool has_keep = problem_.dropout.enabled();
     if (has_addend) {
       terms_.fill_addend(rows, keys, scratch_.pair_rows, sizes_.padded_columns);
@@ -256,9 +301,10 @@ class ForwardBlock {
       terms_.fill_keep(rows, keys, scratch_.pair_rows, sizes_.padded_columns);
       turn_pairs(rows, keys, scratch_.keep);
     }
-    const ScoreTerms<Real> terms{problem_.score_map.as<Real>(),
-                                 has_addend ? scratch_.addend : nullptr,
-                                 has_keep ? scratch_.keep : nullptr};
+    const ScoreTerms<Real> terms{
+        problem_.score_map.as<Real>(), has_addend ? scratch_.addend : nullptr,
+        has_keep ? scratch_.keep : nullptr,
+        has_intervals ? terms_.seen_by(rows, keys, scratch_.seen) : SeenByRows<Real>()};
     if (!terms_.has_score()) return terms;
     return terms_.map_scores({.scores = scratch_.scores,
                               .addend = has_addend ? scratch_.addend : nullptr,
@@ -294,6 +340,7 @@ class ForwardBlock {
   bool in_pairs_ = false;   // and so are the keys that are loaded
   bool has_query_lanes_ = false;
   bool are_transposed_ = false;  // outputs so far
+  u64 strips_with_outputs_ = 0;  // a bit for each, of kStripRows
 };
 
 template <class Real>

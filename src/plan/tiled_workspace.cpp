@@ -12,8 +12,6 @@
 namespace fulmen {
 namespace {
 
-constexpr i64 kMostLanes = 32;  // float32 with AVX-512
-
 // 96 rows are 16 register tiles of 6 rows and 6, 3 or 24 panels of lanes, for every instruction
 // set; scores (48 KiB in float32), K and V blocks of dimension 64 (32 KiB each) and one panel at
 // work then stay in a second cache of 256 KiB with room to spare. Forward, 128 keys a block let the
@@ -33,7 +31,11 @@ constexpr i64 kLeastWidestTasksOfShort = 32;
 constexpr i64 kForwardTileColumns = 128;
 // Where tiles multiply 16-bit numbers, loading and storing outputs is a larger share than products.
 constexpr i64 kAmxTileColumns = 256;
+// A task of the backward pass loads, packs and adds to all rows of q, dO and dQ, so that with four
+// times as many keys it reads and writes a quarter; where tasks enough are left.
+constexpr i64 kWidestBackwardColumns = 256;
 constexpr i64 kBackwardTileColumns = 64;
+constexpr i64 kLeastWideBackwardTasks = 12;
 
 // Below so many keys without pages, a tile is faster.
 constexpr i64 kLeastSplitKeys = 32;
@@ -56,6 +58,16 @@ i64 forward_rows(const Problem& problem) {
   const i64 tasks = most_blocks(problem, problem.q_rows, kWidestTileRows) * problem.heads_q;
   if (tasks >= (is_long ? kLeastWidestTasks : kLeastWidestTasksOfShort)) return kWidestTileRows;
   return is_long ? kWideTileRows : kTileRows;
+}
+
+i64 backward_columns(const Problem& problem) {
+  for (i64 columns = kWidestBackwardColumns; columns > kBackwardTileColumns; columns /= 2) {
+    const i64 blocks = problem.packed.kv
+                           ? problem.kv_rows / columns + problem.num_sequences
+                           : problem.num_sequences * ceil_div(problem.kv_rows, columns);
+    if (blocks * problem.heads_kv >= kLeastWideBackwardTasks) return columns;
+  }
+  return kBackwardTileColumns;
 }
 
 i64 num_q_rows(const Problem& problem) {
@@ -119,7 +131,7 @@ Tile tiled_tile(const Problem& problem, const CpuDevice& device) {
   return {
       clamp<i64>(padded(problem.max_q), kMostLanes, is_forward ? forward_rows(problem) : kTileRows),
       clamp<i64>(padded(problem.max_kv), kMostLanes,
-                 is_forward ? forward_columns(problem, device) : kBackwardTileColumns)};
+                 is_forward ? forward_columns(problem, device) : backward_columns(problem))};
 }
 
 size_t tiled_workspace_bytes(const Problem& problem, Tile tile, const CpuDevice& device) {
@@ -168,6 +180,7 @@ ForwardScratch<Real>::ForwardScratch(Arena& arena, const Problem& problem, const
       addend(arena.take<Real>(sizes.columns * sizes.padded_rows)),
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.columns * sizes.padded_rows)
                                      : nullptr),
+      seen(arena.take<Count<Real>>(2 * sizes.padded_rows)),
       finite_rows(arena.take<Real>(sizes.columns * sizes.padded_dim_v)),
       steps(take_steps(arena, problem)),
       K_copies(take_copies(arena, problem, sizes.columns * problem.dim_qk)),
@@ -252,6 +265,7 @@ BackwardScratch<Real>::BackwardScratch(Arena& arena, const Problem& problem, con
       addend(arena.take<Real>(sizes.rows * sizes.padded_columns)),
       keep(problem.dropout.enabled() ? arena.take<Real>(sizes.rows * sizes.padded_columns)
                                      : nullptr),
+      seen(arena.take<Count<Real>>(2 * sizes.padded_rows)),
       dbias(problem.has(Array::kDBias) ? arena.take<Real>(sizes.rows * sizes.padded_columns)
                                        : nullptr),
       finite_rows(arena.take<Real>(max(sizes.rows, sizes.columns) *

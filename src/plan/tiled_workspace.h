@@ -40,7 +40,9 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Sizes of a tile's buffers. Padded sizes are multiples of the most lanes any instruction set has.
+inline constexpr i64 kMostLanes = 32;  // of any instruction set: float32 with AVX-512
+
+// Sizes of a tile's buffers. Padded sizes are multiples of the most lanes.
 struct TileSizes {
   TileSizes(const Problem& problem, Tile tile);
 
@@ -77,6 +79,7 @@ struct ForwardScratch {
   Real* pair_rows;    // (rows, columns): terms of a block before they are turned
   Real* addend;       // (columns, rows)
   Real* keep;         // (columns, rows); null without dropout
+  Count<Real>* seen;  // (2, rows): the first key that a row sees, and how many
   Real* finite_rows;  // (columns, dim_v)
   char* steps;        // of an expression; null without one
 
@@ -163,6 +166,7 @@ struct BackwardScratch {
   Real* dV;           // (columns, dim_v)
   Real* addend;       // (rows, columns)
   Real* keep;         // (rows, columns); null without dropout
+  Count<Real>* seen;  // (2, rows): the first key that a row sees, and how many
   Real* dbias;        // (rows, columns); null where dbias is not wanted
   Real* finite_rows;  // (rows or columns, dim_qk or dim_v)
   char* steps;        // of an expression; null without one

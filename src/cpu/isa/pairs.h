@@ -175,14 +175,14 @@ struct InPairs {
 };
 
 // Two rows at a time: P and dS in pairs of rows over the scores and dP, and dS in pairs of keys.
-template <bool kPlain>
+template <Beside kBeside>
 void gradient_pairs_of(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride) {
   Pair* const P = reinterpret_cast<Pair*>(block.scores);
   Pair* const dS = reinterpret_cast<Pair*>(block.dP);
   for (i64 i = 0; i < block.rows; i += 2) {
     for (i64 lane = 0; lane < block.keys; lane += kWidth<float>) {
-      GradientLanes<float> rows[2] = {gradient_lanes<kPlain>(block, i, lane), {}};
-      if (i + 1 < block.rows) rows[1] = gradient_lanes<kPlain>(block, i + 1, lane);
+      GradientLanes<float> rows[2] = {gradient_lanes<kBeside>(block, i, lane), {}};
+      if (i + 1 < block.rows) rows[1] = gradient_lanes<kBeside>(block, i + 1, lane);
       store(P + i / 2 * block.stride + lane, pairs_of(rows[0].P, rows[1].P));
       if (!dS) continue;
       for (GradientLanes<float>& row : rows) {  // what a pair of keys has past the last is 0
@@ -199,8 +199,14 @@ void gradient_pairs_of(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_
 }
 
 inline void gradient_pairs(const GradientBlock<float>& block, Pair* dS_rows, i64 dS_stride) {
-  is_plain(block) ? gradient_pairs_of<true>(block, dS_rows, dS_stride)
-                  : gradient_pairs_of<false>(block, dS_rows, dS_stride);
+  switch (beside_scale(block)) {
+    case Beside::kNothing:
+      return gradient_pairs_of<Beside::kNothing>(block, dS_rows, dS_stride);
+    case Beside::kHidden:
+      return gradient_pairs_of<Beside::kHidden>(block, dS_rows, dS_stride);
+    case Beside::kAnything:
+      return gradient_pairs_of<Beside::kAnything>(block, dS_rows, dS_stride);
+  }
 }
 
 inline bool are_ordinary(View<float> sums, i64 rows, i64 dims) {

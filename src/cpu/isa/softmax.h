@@ -5,7 +5,8 @@
 //
 // Forward softmax, a query row per lane: SoftmaxState (softmax_state.cuh) with every number a
 // vector of rows, natural logarithms. Plain blocks (all visible, no terms beyond a positive scale)
-// read the scores twice and write them once; the others write them twice.
+// read the scores twice and write them once; the others write them twice, those with hidden pairs
+// alone the first time as they are or -inf.
 #pragma once
 
 #include "cpu/isa/exponential.h"
@@ -24,6 +25,19 @@ template <class Real>
 template <class Real>
 [[gnu::always_inline]] inline Vector<Real> with_addend(Vector<Real> s, Vector<Real> addend) {
   return addend == -kInfinity<Real> ? addend : s + addend;
+}
+
+// What a block's scores have beside a positive scale: hidden pairs alone (ScoreTerms::seen), or all
+// there may be.
+enum class Beside { kNothing, kHidden, kAnything };
+
+template <class Real, class Block>
+Beside beside_scale(const Block& block, bool has_more) {
+  const ScoreTerms<Real>& terms = block.terms;
+  if (has_more || terms.map.softcap != Real(0) || terms.addend || terms.keep) {
+    return Beside::kAnything;
+  }
+  return terms.seen.first ? Beside::kHidden : Beside::kNothing;
 }
 
 // The state of kWidth rows.
@@ -78,29 +92,50 @@ template <class Real, i64 kChains, class Score>
   return largest[0];
 }
 
+// Which of kWidth rows see a key.
+template <class Real>
+struct SeenLanes {
+  using Counts = typename VectorOf<Real>::Bits;
+  SeenLanes() = default;
+  SeenLanes(const SeenByRows<Real>& seen, i64 lane) {
+    __builtin_memcpy(&first, seen.first + lane, sizeof(first));
+    __builtin_memcpy(&count, seen.count + lane, sizeof(count));
+  }
+  Vector<Real> hidden_as_infinity(Vector<Real> s, i64 key) const {
+    const Counts after_first = static_cast<Count<Real>>(key) - first;
+    return after_first >= count ? broadcast(-kInfinity<Real>) : s;
+  }
+  Counts first{};
+  Counts count{};
+};
+
 // Rows [lane, lane + kWidth) of a block. Returns whether a rescale is not 1.
-template <class Weights, bool kPlain, class Real>
+template <class Weights, Beside kBeside, class Real>
 [[gnu::always_inline]] inline bool softmax_lanes(const SoftmaxBlock<Real>& block, i64 lane) {
+  constexpr bool kScaled = kBeside == Beside::kAnything;
   const ScoreTerms<Real>& terms = block.terms;
   Real* const scores = block.scores + lane;
   const Vector<Real> scale = broadcast(terms.map.scale);
+  const bool hides = kBeside != Beside::kNothing && terms.seen.first;
+  const SeenLanes<Real> seen = hides ? SeenLanes<Real>(terms.seen, lane) : SeenLanes<Real>();
   // s = softcap(scale dot) + addend;  max over j
-  Vector<Real> block_max = largest_of_keys<Real, kPlain ? 4 : 1>(block.keys, [&](i64 j) {
+  Vector<Real> block_max = largest_of_keys<Real, kScaled ? 1 : 4>(block.keys, [&](i64 j) {
     const i64 at = j * block.stride;
     Vector<Real> s = load(scores + at);
-    if constexpr (!kPlain) {
+    if constexpr (kScaled) {
       s = modified(s * scale, terms.map.softcap);
       if (terms.addend) s = with_addend<Real>(s, load(terms.addend + lane + at));
-      store(scores + at, s);
     }
+    if (kBeside == Beside::kHidden || hides) s = seen.hidden_as_infinity(s, j);
+    if constexpr (kBeside != Beside::kNothing) store(scores + at, s);
     return s;
   });
-  if constexpr (kPlain) block_max *= scale;  // rounding keeps the order
+  if constexpr (!kScaled) block_max *= scale;  // rounding keeps the order
   // m, l <- m, l of the union
   SoftmaxLanes<Real> state{load(block.row_max + lane), load(block.row_sum + lane)};
   const Vector<Real> rescale = state.update(block_max);
   // P = exp(s - m);  l += rowsum P
-  const Weights weight(kPlain ? scale : broadcast(Real(1)), state.shift());
+  const Weights weight(kScaled ? broadcast(Real(1)) : scale, state.shift());
   Vector<Real> sum{};
   for (i64 j = 0; j < block.keys; j += Weights::kKeys) {
     Vector<Real> weights[Weights::kKeys];
@@ -111,7 +146,7 @@ template <class Weights, bool kPlain, class Real>
       const i64 at = (j + some) * block.stride;
       weights[some] = weight.of(load(scores + at));
       sum += weights[some];
-      if constexpr (!kPlain) {
+      if constexpr (kScaled) {
         if (terms.keep) weights[some] *= load(terms.keep + lane + at);
       }
     }
@@ -135,12 +170,13 @@ template <class Weights, class Real>
 bool softmax_block(const SoftmaxBlock<Real>& given) {
   SoftmaxBlock<Real> block = given;  // whose members no store of weights can change
   int asked = 0;                     // halves of what is wanted next
-  const bool plain = block.terms.map.softcap == Real(0) && block.terms.map.scale > Real(0) &&
-                     !block.terms.addend && !block.terms.keep;
+  const Beside beside = beside_scale<Real>(block, block.terms.map.scale <= Real(0));
   bool rescales = false;
   for (i64 lane = 0; lane < block.rows; lane += kWidth<Real>) {
-    const bool changed = plain ? softmax_lanes<Weights, true>(block, lane)
-                               : softmax_lanes<Weights, false>(block, lane);
+    const bool changed =
+        beside == Beside::kNothing  ? softmax_lanes<Weights, Beside::kNothing>(block, lane)
+        : beside == Beside::kHidden ? softmax_lanes<Weights, Beside::kHidden>(block, lane)
+                                    : softmax_lanes<Weights, Beside::kAnything>(block, lane);
     if (++asked == 2) block.ahead = {};
     block.ahead.first += block.keys / 2 * block.ahead.stride;
     rescales = rescales || changed;
@@ -192,50 +228,65 @@ struct GradientLanes {
   Vector<Real> dS;  // where it is wanted
 };
 
+// Which of keys [lane, lane + kWidth) row i does not see, as lanes of ones.
+template <class Real>
+[[gnu::always_inline]] inline auto hidden_lanes(const SeenByRows<Real>& seen, i64 i, i64 lane) {
+  using Counts = typename VectorOf<Real>::Bits;
+  Counts lanes;
+#pragma GCC unroll 16
+  for (int number = 0; number < kWidth<Real>; ++number) {
+    lanes[number] = static_cast<Count<Real>>(number);
+  }
+  return lanes + (static_cast<Count<Real>>(lane) - seen.first[i]) >= seen.count[i] + Counts{};
+}
+
 // Keys [lane, lane + kWidth) of row i.
-template <bool kPlain, class Real>
+template <Beside kBeside, class Real>
 [[gnu::always_inline]] inline GradientLanes<Real> gradient_lanes(const GradientBlock<Real>& block,
                                                                  i64 i, i64 lane) {
+  constexpr bool kAnything = kBeside == Beside::kAnything;
   const ScoreTerms<Real>& terms = block.terms;
   const i64 at = i * block.stride + lane;
   const Vector<Real> s =
-      modified(load(block.scores + at) * terms.map.scale, kPlain ? 0 : terms.map.softcap);
-  const Vector<Real> addend = !kPlain && terms.addend ? load(terms.addend + at) : Vector<Real>{};
-  const Vector<Real> t = (kPlain ? s : with_addend<Real>(s, addend)) - block.row_max[i];
+      modified(load(block.scores + at) * terms.map.scale, kAnything ? terms.map.softcap : 0);
+  const Vector<Real> addend = kAnything && terms.addend ? load(terms.addend + at) : Vector<Real>{};
+  const Vector<Real> t = (kAnything ? with_addend<Real>(s, addend) : s) - block.row_max[i];
   const Vector<Real> weight = exponential<Real>(at_most_zero<Real>(t));
   Vector<Real> P = weight * block.normalizer[i];
   // Hidden pairs are 0 even in rows whose statistics are NaN.
-  const auto hidden = addend == -kInfinity<Real>;
-  if constexpr (!kPlain) P = hidden ? Vector<Real>{} : P;
-  const Vector<Real> keep = !kPlain && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
-  const Vector<Real> kept = kPlain ? P : P * keep;
+  auto hidden = addend == -kInfinity<Real>;
+  if (kBeside == Beside::kHidden || (kAnything && terms.seen.first)) {
+    hidden |= hidden_lanes<Real>(terms.seen, i, lane);
+  }
+  if constexpr (kBeside != Beside::kNothing) P = hidden ? Vector<Real>{} : P;
+  const Vector<Real> keep = kAnything && terms.keep ? load(terms.keep + at) : broadcast(Real(1));
+  const Vector<Real> kept = kAnything ? P * keep : P;
   if (!block.dP) return {kept, Vector<Real>{}};
-  const Vector<Real> dP = kPlain ? load(block.dP + at) : load(block.dP + at) * keep;
+  const Vector<Real> dP = kAnything ? load(block.dP + at) * keep : load(block.dP + at);
   Vector<Real> dS = P * (dP - block.delta[i]);
-  if constexpr (!kPlain) {
+  if constexpr (kAnything) {
     if (block.lse_term) dS += weight * block.lse_term[i];
     if (terms.map.softcap != Real(0) && block.through_score_mod) {
       const Vector<Real> tangent = s / terms.map.softcap;
       dS *= Real(1) - tangent * tangent;
     }
     if (block.slope) dS *= load(block.slope + at);
-    dS = hidden ? Vector<Real>{} : dS;  // a hidden v may have made dP NaN
   }
+  // A hidden v may have made dP NaN.
+  if constexpr (kBeside != Beside::kNothing) dS = hidden ? Vector<Real>{} : dS;
   return {kept, dS};
 }
 
 template <class Real>
-bool is_plain(const GradientBlock<Real>& block) {
-  const ScoreTerms<Real>& terms = block.terms;
-  return terms.map.softcap == Real(0) && !terms.addend && !terms.keep && !block.lse_term &&
-         !block.slope;
+Beside beside_scale(const GradientBlock<Real>& block) {
+  return beside_scale<Real>(block, block.lse_term || block.slope);
 }
 
-template <bool kPlain, class Real>
+template <Beside kBeside, class Real>
 void gradient_rows(const GradientBlock<Real>& block) {
   for (i64 i = 0; i < block.rows; ++i) {
     for (i64 lane = 0; lane < block.keys; lane += kWidth<Real>) {
-      const GradientLanes<Real> lanes = gradient_lanes<kPlain>(block, i, lane);
+      const GradientLanes<Real> lanes = gradient_lanes<kBeside>(block, i, lane);
       store(block.scores + i * block.stride + lane, lanes.P);
       if (block.dP) store(block.dP + i * block.stride + lane, lanes.dS);
     }
@@ -244,7 +295,14 @@ void gradient_rows(const GradientBlock<Real>& block) {
 
 template <class Real>
 void gradient(const GradientBlock<Real>& block) {
-  is_plain(block) ? gradient_rows<true>(block) : gradient_rows<false>(block);
+  switch (beside_scale(block)) {
+    case Beside::kNothing:
+      return gradient_rows<Beside::kNothing>(block);
+    case Beside::kHidden:
+      return gradient_rows<Beside::kHidden>(block);
+    case Beside::kAnything:
+      return gradient_rows<Beside::kAnything>(block);
+  }
 }
 
 }  // namespace
