@@ -176,21 +176,23 @@ void set_256_dims(ForwardSm90Config& config, const Facts&) {
   config.q_register_dims = has_room ? min(dims, config.d_qk) : 0;
 }
 
-// All rows of V^T, O and a sum beside it: registers leave three warpgroups to 64 dims, two to more
-// and to packed sequences, whose scheduler takes registers (180 bytes spilled by three). Beyond 128
-// that sum comes in parts, and packed sequences have fewer keys a block.
+// All rows of V^T, O and a sum beside it, which comes in parts beyond 128 dims, and where three
+// warpgroups have 128: those spill with two-sided masks (168 bytes) and at 96 dims (384). So do
+// three of packed sequences, whose scheduler takes registers (180), and which have fewer keys a
+// block beyond 128 dims.
 void set_8_bits(ForwardSm90Config& config, const Facts& facts) {
   const bool is_narrow = facts.widest <= 64, is_wide = facts.widest > 128;
-  if (is_narrow && !facts.fit_at_once_two && !config.score.varlen) {
+  const bool has_parts = config.d_v == 128 && !is_wide && config.score.mask_kind != MaskKind::kBoth;
+  if ((is_narrow || has_parts) && !facts.fit_at_once_two && !config.score.varlen) {
     set_tile(config, 3, 128, 3, 3);
   } else if (is_wide) {
     set_tile(config, 2, config.adds_in_parts() && config.score.varlen ? 96 : 128, 2, 2);
   } else {
     set_tile(config, 2, 128, is_narrow ? 4 : 3, 4);
   }
-  // d 128 16k: 890 TFLOP/s without ping-pong, 870 with (causal 894, 866); d 64 667 with overlap,
-  // 648 without (H200, 2026-11-29). d 256 16k: 1,145 (causal 1,121), O from registers 1,134 (1,106)
-  // (2026-11-30).
+  // d 128 16k, TFLOP/s full and causal: 1,001 and 998, with ping-pong 987 and 986; two warpgroups
+  // 958 and 940, with ping-pong 891 and 873. d 64 700 and 660 with overlap, 696 and 672 in parts. d
+  // 256 1,181 and 1,121, O from registers 1,165 (H200, 2026-11-30).
   config.ping_pong = is_narrow || is_wide;
   config.cache_hints = !is_narrow;
   // The assembler spills O in the loops of a kernel without masks (968 bytes; with one 40 to 100).

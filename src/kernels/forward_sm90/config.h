@@ -96,8 +96,8 @@ struct ForwardSm90Config {
   constexpr i32 consumer_registers() const {
     if (has_wide_output() && (warpgroups == 1 || !score.varlen)) return warpgroups == 1 ? 256 : 240;
     if (score.varlen) return warpgroups == 3 ? 152 : 224;
-    if (adds_in_parts() || paired) return 240;
-    return warpgroups == 3 ? 160 : warpgroups == 2 ? 232 : 240;
+    if (warpgroups == 3) return 160;
+    return warpgroups == 2 && !adds_in_parts() && !paired ? 232 : 240;
   }
 
   // Whether scores come to the softmax in log2; else as dot products, which a mask may have hidden.
@@ -147,7 +147,9 @@ struct ForwardSm90Config {
   }
   constexpr i32 weight_words() const { return kv_rows * element_bytes() / 8; }  // of a thread
   // Of e4m3, whether O is so wide that its products come in parts of the columns (output.cuh).
-  constexpr bool adds_in_parts() const { return has_8_bits() && d_v > 128; }
+  constexpr bool adds_in_parts() const {
+    return has_8_bits() && d_v > (warpgroups == 3 ? 64 : 128);
+  }
   constexpr i32 part_dims() const { return d_v / (d_v > 192 ? 4 : 2); }
   // Registers of O, and of a sum that is added to it beside S.
   constexpr i32 sums() const { return o_dims() / 2 * (has_8_bits() && !adds_in_parts() ? 2 : 1); }

@@ -43,6 +43,13 @@ constexpr ForwardSm90Config packed_256() {
   return config;
 }
 
+// O in two parts beside a block of scores, as plans have it.
+constexpr ForwardSm90Config three_warpgroups(i32 dim) {
+  ForwardSm90Config config = of_8_bits(dim, 128, MaskKind::kRight);
+  config.warpgroups = config.q_slots = 3;
+  return config;
+}
+
 constexpr ForwardSm90Config kPlain256 = of_8_bits(256, 128, MaskKind::kNone);
 constexpr ForwardSm90Config kPlain128 = of_8_bits(128, 128, MaskKind::kNone);
 constexpr ForwardSm90Config kCausal96 = of_8_bits(96, 128, MaskKind::kRight);
@@ -219,6 +226,8 @@ TEST(ForwardSm90Of8Bits, IsCausalAcrossBlocksOfKeys) {
   expect_close_across_blocks<kCausal96>({129, 300});
   expect_close_across_blocks<kCausal256>({130, 400});  // O in parts
   expect_close_across_blocks<kCausal160>({300});
+  expect_close_across_blocks<three_warpgroups(128)>({127, 400});
+  expect_close_across_blocks<three_warpgroups(96)>({300});
 }
 
 template <ForwardSm90Config kConfig>
@@ -328,6 +337,7 @@ double bias_of(i64 kv_rows) {
 TEST(ForwardSm90Of8Bits, ValuesOfOneSignHaveNoBias) {
   EXPECT_LT(std::fabs(bias_of<kPlain128>(1024)), 0.001);
   EXPECT_LT(std::fabs(bias_of<kPlain256>(1024)), 0.001);
+  EXPECT_LT(std::fabs(bias_of<three_warpgroups(128)>(1024)), 0.001);
 }
 
 // The lse of n equal scores is their score and log n, whatever exp2 makes of the maximum's weight.
