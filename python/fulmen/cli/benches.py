@@ -155,7 +155,8 @@ class Benches(ABC):
                 )
                 record.update(self.beside_ceilings(cell, times[key], times))
                 if cell.graph and times[key].median < factor * SHOWN_LAUNCH:
-                    record["host_us"] = self.timer.host_seconds(answer.call) * 1e6
+                    one = times[key].median / factor
+                    record["host_us"] = self.timer.host_seconds(answer.call, one) * 1e6
                 found.append(record)
                 if self.sustained:
                     hot = self.timer.sustained(calls[key], times[key].median)

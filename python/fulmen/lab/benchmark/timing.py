@@ -29,6 +29,7 @@ VISIT_SECONDS = 0.010
 MOST_CALLS = 41
 LONG_SECONDS = 0.1  # a call this long warms itself: one is a round
 HEAT_SECONDS = 0.4
+HOST_SECONDS = 0.05  # the card's work, while its host is timed
 SUSTAINED_SECONDS = 0.45
 FLUSH_BYTES = 1 << 28
 GRAPH_CALLS = 20  # calls in one graph, whose time is that of the calls alone
@@ -200,8 +201,9 @@ class GpuTimer(Timer):
         replay: Call = graph.replay
         return replay
 
-    def host_seconds(self, call: Call, count: int = 200) -> float:
-        """Processor time until a call returns, while the card has work."""
+    def host_seconds(self, call: Call, seconds: float) -> float:
+        """Processor time until a call returns that the card has work of so many seconds from."""
+        count = max(20, min(200, int(HOST_SECONDS / seconds)))
         for _ in range(20):
             call()
         self.torch.cuda.synchronize()
