@@ -195,12 +195,15 @@ TEST(Launch, PassesItsShapeOnTheCallersStream) {
 TEST(Launch, ClustersThatNotEveryCardTakes) {
   const LoadedKernel& kernel = prepare(device(0), small_spec("launched"));
   const int launches = num_calls("cuLaunchKernelEx");
-  for (const LaunchShape& shape : {LaunchShape{32, 16}, LaunchShape{10, 4}, LaunchShape{8, 0}}) {
+  for (const LaunchShape& shape : {LaunchShape{34, 17}, LaunchShape{10, 4}, LaunchShape{8, 0}}) {
     const std::string size = sentence("blocks in clusters of ", shape.cluster_size);
     expect_error(Status::kUnsupported, {size.c_str(), "1 to 8 that divide the blocks work"},
                  [&] { launch(kernel, shape, nullptr, nullptr); });
   }
   EXPECT_EQ(num_calls("cuLaunchKernelEx"), launches);
+  const int attributes = num_calls("cuFuncSetAttribute");
+  launch(kernel, {32, 16}, nullptr, nullptr);
+  EXPECT_EQ(num_calls("cuFuncSetAttribute"), attributes + 1);  // allows what is not portable
 }
 
 TEST(Launch, NothingToDoLaunchesNothing) {

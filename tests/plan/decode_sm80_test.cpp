@@ -122,6 +122,24 @@ TEST(DecodeSm80Plan, NeighbouringHeadsShareARowTile) {
   EXPECT_EQ(heads(128, 32, 32), 1);
 }
 
+// Two heads of 16 rows have a warp each, where such pairs fill the card.
+TEST(DecodeSm80Plan, TwoHeadsHaveAWarpEach) {
+  const auto heads = [](i64 batch, i64 heads_q, i64 heads_kv, i64 q_rows = 1, i64 dim = 64) {
+    Problem problem = decode_problem(batch, q_rows, 4096, dim);
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named("h200"));
+    EXPECT_EQ(config.heads, config.row_warps);
+    EXPECT_TRUE(config.heads == 1 || config.whole);
+    return config.heads;
+  };
+  EXPECT_EQ(heads(128, 32, 2), 2);
+  EXPECT_EQ(heads(93, 32, 2), 2);
+  EXPECT_EQ(heads(128, 32, 2, 1, 128), 1);
+  EXPECT_EQ(heads(45, 32, 2), 1);
+  EXPECT_EQ(heads(128, 30, 2), 1);
+}
+
 Problem quantised_problem(DType dtype, i64 dim = 128) {
   Problem problem = decode_problem(1, 1, 4096, dim);
   for (const Array array : {Array::kK, Array::kV}) problem.arrays[array].dtype = dtype;
@@ -220,11 +238,13 @@ TEST(DecodeSm80Plan, ClustersOfHeadsThatDoNotFillTheCard) {
     const gpu::KernelLaunch& first = made.plan->launches[0];
     return std::pair<i64, unsigned>{first.num_blocks, first.cluster_size};
   };
-  for (const i64 heads : {1, 2, 4}) EXPECT_EQ(launch(heads, 8192), std::pair(8 * heads, 8u));
-  EXPECT_EQ(launch(1, 65536), std::pair(i64{112}, 8u));
+  for (const i64 heads : {1, 2, 4}) EXPECT_EQ(launch(heads, 4096), std::pair(8 * heads, 8u));
+  for (const i64 heads : {1, 2, 4}) EXPECT_EQ(launch(heads, 8192), std::pair(16 * heads, 16u));
+  for (const i64 heads : {2, 4}) EXPECT_EQ(launch(heads, 16384), std::pair(16 * heads, 16u));
+  EXPECT_EQ(launch(1, 65536), std::pair(i64{120}, 8u));
   EXPECT_EQ(launch(1, 8193), std::pair(i64{72}, 8u));  // blocks of 1,024 keys
-  EXPECT_EQ(launch(2, 8193), std::pair(i64{112}, 4u));
-  EXPECT_EQ(launch(4, 8193), std::pair(i64{128}, 2u));
+  EXPECT_EQ(launch(2, 16385), std::pair(i64{120}, 4u));
+  EXPECT_EQ(launch(4, 16385), std::pair(i64{128}, 2u));
   EXPECT_EQ(launch(8, 16385, DType::kInt8), std::pair(i64{128}, 1u));
   EXPECT_EQ(launch(8, 16384, DType::kInt8), std::pair(i64{64}, 8u));
   EXPECT_EQ(launch(4, 65536, DType::kInt8), std::pair(i64{132}, 1u));
@@ -240,11 +260,11 @@ TEST(DecodeSm80Plan, DealsOutWholeRowTiles) {
     const Gpu gpu = gpu_named("h200");
     const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu);
     EXPECT_EQ(config.whole, whole) << batch << " " << heads_kv << " " << dim;
-    EXPECT_EQ(config.min_blocks, whole ? 2 : 1);
+    EXPECT_EQ(config.min_blocks, whole && config.heads == config.heads_of_warp() ? 2 : 1);
     return gpu::plan_decode_sm80(problem, gpu).plan->launches[0].num_blocks;
   };
   for (const i64 dim : {64, 128, 256}) {
-    EXPECT_EQ(blocks(128, 2, dim, true), 256);
+    EXPECT_EQ(blocks(128, 2, dim, true), dim == 64 ? 128 : 256);  // pairs of heads
     EXPECT_EQ(blocks(48, 2, dim, true), 96);
     EXPECT_EQ(blocks(45, 2, dim, false), 132);
     EXPECT_EQ(blocks(128, 2, dim, false, true), 128);

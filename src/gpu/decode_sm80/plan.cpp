@@ -227,9 +227,12 @@ std::vector<std::vector<KernelSpec>> decode_sm80_specs(const Gpu& gpu) {
   split.heads_q = 32;
   split.heads_kv = 8;
   split.num_sequences = 1;
-  std::vector<std::vector<KernelSpec>> entries{specs_of(split, gpu), specs_of(plain, gpu),
-                                               specs_of(group, gpu), specs_of(drafts, gpu),
-                                               specs_of(all, gpu),   specs_of(paged, gpu)};
+  Problem pairs = split;  // of heads, where they are neighbours in a row tile
+  pairs.heads_kv = 2;
+  pairs.num_sequences = 128;
+  std::vector<std::vector<KernelSpec>> entries{
+      specs_of(split, gpu), specs_of(plain, gpu), specs_of(group, gpu), specs_of(drafts, gpu),
+      specs_of(all, gpu),   specs_of(paged, gpu), specs_of(pairs, gpu)};
   for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
     Problem quantised = dtype == DType::kFloat8E5M2 ? paged : group;
     quantised.arrays[Array::kK].dtype = quantised.arrays[Array::kV].dtype = dtype;

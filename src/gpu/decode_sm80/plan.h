@@ -60,7 +60,7 @@ inline i64 decode_row_tiles(const Problem& problem, const DecodeSm80Config& conf
 
 // Clusters that a card holds at once: an H200 66 of 2, 30 of 4, 15 of 8.
 inline i64 clusters_at_once(const Gpu& gpu, i64 size) {
-  return gpu.num_multiprocessors * (size <= 2 ? 10 : 9) / 10 / size;
+  return gpu.num_multiprocessors * (size <= 2 ? 11 : 10) / 11 / size;
 }
 
 // One kernel for each set of options, each for several head dimensions, in both dtypes: what CI

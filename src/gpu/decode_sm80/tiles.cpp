@@ -45,6 +45,17 @@ bool are_tenths(i64 blocks, const Gpu& gpu, i64 tenths) {
   return 10 * blocks >= tenths * gpu.num_multiprocessors;
 }
 
+// Whether row tiles of so many bytes take clusters of 16 (an H200, 2026-11-30); one alone of more
+// bytes is divided among all multiprocessors. The card holds four at once: of 132 multiprocessors
+// in eight processing clusters of up to 18, which have an even number each, five have 16 or more.
+bool takes_large_clusters(const Gpu& gpu, const DecodeSm80Config& config, i64 row_tiles,
+                          i64 bytes) {
+  constexpr i64 kMost = 4, kFewestBytes = i64{3} << 20, kMostBytes = i64{4} << 20;
+  return gpu.num_multiprocessors >= 132 && row_tiles <= kMost &&
+         bytes <= kMostBytes * min<i64>(row_tiles, 2) && (config.paged || bytes >= kFewestBytes) &&
+         !config.is_quantised();
+}
+
 // The blocks of a cluster that takes every row tile whole, where that was faster on an H200
 // (2026-11-29): as many as the card holds at once. Half of its multiprocessors read as fast as all,
 // but for bytes, which want all products, and pages of rows of 128 bytes, which want all look-ups;
@@ -53,11 +64,12 @@ i32 whole_cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80C
   constexpr i64 kFewBytes = i64{4} << 20;  // of a row tile
   if (!has_equal_row_tiles(problem, config)) return 1;
   const i64 row_tiles = heads_of_sequences(problem, config);
+  const i64 bytes = problem.max_kv * 2 * config.words(config.d_qk + config.d_v);
+  if (takes_large_clusters(gpu, config, row_tiles, bytes)) return 16;
   for (const i64 size : {8, 4, 2}) {
     if (row_tiles > clusters_at_once(gpu, size)) continue;
     const bool is_half = are_tenths(2 * size * row_tiles, gpu, 9);
     const bool is_all = are_tenths(size * row_tiles, gpu, 9);
-    const i64 bytes = problem.max_kv * 2 * config.words(config.d_qk + config.d_v);
     const bool are_narrow = config.words(max(config.d_qk, config.d_v)) <= 64;
     const bool wants_all = config.is_quantised() || (config.paged && are_narrow);
     const bool takes = is_all || (is_half && !wants_all) || bytes <= kFewBytes;
@@ -102,9 +114,16 @@ bool may_be_together(const DecodeSm80Config& config, const Problem& problem) {
          fills_lanes(config.d_qk) && fills_lanes(config.d_v) && problem.heads_kv > 0;
 }
 // As many as make rows of 128 dims, whose rows of q one warp has; where bits may not depend on the
-// batch nor may this, else clusters of 8 for all row tiles still fill the card.
+// batch nor may this, else clusters of 8 for all row tiles still fill the card, and pairs of blocks
+// for those of one head do not.
 void set_heads(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
   constexpr i32 kTogetherDims = 128, kLargestCluster = 8;
+  const i64 of_one_head = heads_of_sequences(problem, config);
+  const bool are_pairs = gpu.compute_capability == 90 && problem.may_plan_by_lengths() &&
+                         has_equal_row_tiles(problem, config) &&
+                         of_one_head <= clusters_at_once(gpu, 2) &&
+                         are_tenths(2 * of_one_head, gpu, 9);
+  if (are_pairs) return;
   const auto fits = [&](i32 heads) {
     const i64 row_tiles = problem.num_sequences * problem.heads_kv / heads;
     return heads * max(config.d_qk, config.d_v) <= kTogetherDims &&
@@ -112,6 +131,16 @@ void set_heads(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu)
            (!problem.may_plan_by_lengths() || are_tenths(kLargestCluster * row_tiles, gpu, 9));
   };
   while (fits(2 * config.heads)) config.heads *= 2;
+}
+
+// Whether two neighbouring heads of 16 rows have a warp each: a row of 64 dims is copied with that
+// of its neighbour, and a page looked up for both (an H200, 2026-11-30).
+bool may_have_warps_apart(const DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
+  constexpr i32 kDims = 64, kRows = 16;
+  const i64 pairs = problem.num_sequences * problem.heads_kv / 2;
+  return gpu.compute_capability == 90 && config.one_query && problem.group_size() == kRows &&
+         config.d_qk == kDims && config.d_v == kDims && !config.is_quantised() &&
+         problem.heads_kv % 2 == 0 && problem.may_plan_by_lengths() && are_tenths(pairs, gpu, 7);
 }
 
 // By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
@@ -125,6 +154,7 @@ void set_rows(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) 
   if (may_be_together(config, problem)) set_heads(config, problem, gpu);
   const bool is_narrow = config.words(max(config.d_qk, config.d_v)) <= 64 || config.is_quantised();
   config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
+  if (may_have_warps_apart(config, problem, gpu)) config.heads = config.row_warps = 2;
 }
 
 // Whether a shape fits the card; then the config has it.
@@ -169,20 +199,23 @@ void set_shape(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu)
 // Whole row tiles, as the card deals out blocks, where there are enough: two blocks may lie on a
 // multiprocessor, each of half the splits, with steps of 32 keys, and one goes on where the other
 // ends its row tile. Faster for 16 rows, however many row tiles there are, and for those of several
-// heads of which no multiprocessor has two (an H200, 2026-11-30).
+// heads of which no multiprocessor has two (an H200, 2026-11-30). Two heads of 16 rows keep all
+// splits.
 void deal_row_tiles(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
   constexpr i32 kRows = 16, kStepKeys = 32;
   const i64 row_tiles = heads_of_sequences(problem, config);
   const bool is_one_each = row_tiles <= gpu.num_multiprocessors;
-  const bool is_faster = config.rows() == kRows || (config.heads > 1 && is_one_each);
+  const bool are_apart = config.heads > config.heads_of_warp();
+  const bool is_faster = config.rows() == kRows || are_apart || (config.heads > 1 && is_one_each);
   const bool deals = gpu.compute_capability == 90 && config.cluster == 1 &&
                      config.splits % 2 == 0 && !config.is_quantised() &&
                      decode_row_tiles(problem, config) == 1 &&
                      has_equal_row_tiles(problem, config) && problem.may_plan_by_lengths();
   if (!deals || !is_faster || !are_tenths(row_tiles, gpu, 7)) return;
+  config.whole = true;
+  if (are_apart) return;
   config.splits /= 2;
   config.min_blocks = 2;
-  config.whole = true;
   if (config.stages * config.kv_rows != kStepKeys) return;
   config.kv_rows = kStepKeys;
   config.stages = 1;

@@ -148,6 +148,7 @@ inline constexpr int kFunctionSharedBytes = 1;
 inline constexpr int kFunctionLocalBytes = 3;
 inline constexpr int kFunctionNumRegisters = 4;
 inline constexpr int kFunctionMaxDynamicSharedBytes = 8;
+inline constexpr int kFunctionNonPortableClusters = 14;
 
 // CUlaunchAttributeID.
 inline constexpr int kLaunchClusterDimension = 4;

@@ -8,7 +8,6 @@
 #include <array>
 
 namespace fulmen::gpu {
-
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params,
             CUstream stream) {
   if (shape.num_blocks == 0) return;
@@ -23,7 +22,7 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
   if (cluster < 1 || cluster > kMaxClusterSize || shape.num_blocks % cluster != 0) {
     throw Error(Status::kUnsupported,
                 sentence(kernel.spec.name, " would have ", shape.num_blocks,
-                         " blocks in clusters of ", cluster, "; 1 to ", kMaxClusterSize,
+                         " blocks in clusters of ", cluster, "; 1 to ", kPortableClusterSize,
                          " that divide the blocks work on every card with clusters"));
   }
   CUlaunchAttribute attributes[2] = {};
@@ -46,6 +45,10 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
     attribute.value.programmatic_stream_serialization = 1;
   }
   const CurrentContext current(*kernel.device);
+  if (cluster > kPortableClusterSize) {
+    driver.check(driver->cuFuncSetAttribute(kernel.function, kFunctionNonPortableClusters, 1),
+                 "allow clusters that are not portable");
+  }
   void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = driver->cuLaunchKernelEx(&config, kernel.function, arguments, nullptr);
   if (result != kCudaSuccess) {

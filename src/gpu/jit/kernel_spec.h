@@ -49,8 +49,9 @@ struct KernelSpec {
   bool is_ablation = false;  // made to measure what leaving something out costs: nothing rejects it
 };
 
-// Blocks of a cluster that every GPU with clusters takes; more are not portable.
-inline constexpr unsigned kMaxClusterSize = 8;
+// Blocks of a cluster that every GPU with clusters takes; and the most, which a processing cluster
+// (GPC) of Hopper takes that has so many multiprocessors.
+inline constexpr unsigned kPortableClusterSize = 8, kMaxClusterSize = 16;
 
 struct LaunchShape {
   std::int64_t num_blocks = 0;    // in x; 0: nothing is launched

@@ -18,8 +18,9 @@ struct DecodeSm80Config {
   ScoreOptions score;
   i32 d_qk = 128;  // as computed with, a multiple of 16: zeros fill shorter rows up
   i32 d_v = 128;   // likewise
-  // Neighbouring heads of k and v whose query rows are one row tile (transposed alone): rows of
-  // them all are copied together, which lie side by side where heads are inside a token.
+  // Neighbouring heads of k and v whose query rows are one row tile: rows of them all are copied
+  // together, which lie side by side where heads are inside a token. Transposed a warp has the rows
+  // of all, else every row warp those of a head of its own, which are 16.
   i32 heads = 1;
   i32 row_warps = 1;  // warps that share keys, each with 16 query rows of a row tile
   i32 splits = 8;     // of a block's keys: each has row_warps warps and a ring of its own
@@ -48,6 +49,8 @@ struct DecodeSm80Config {
   constexpr i32 block_keys() const { return cluster * splits * kv_rows; }
   constexpr i32 rows_of_warp() const { return transposed ? 8 : 16; }
   constexpr i32 rows() const { return rows_of_warp() * row_warps; }  // of all heads of a group
+  // Heads of k and v whose rows a warp has.
+  constexpr i32 heads_of_warp() const { return transposed ? heads : 1; }
 
   constexpr bool is_quantised() const { return quantised != DType::kNone; }
   constexpr DType kv_dtype() const { return is_quantised() ? quantised : dtype; }

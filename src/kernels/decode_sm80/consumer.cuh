@@ -15,7 +15,7 @@ struct DecodeConsumerSm80 {
   using Layout = DecodeLayout<kConfig>;
   using Producer = DecodeProducerSm80<kConfig>;
   static constexpr bool kTransposed = Layout::kTransposed;
-  static constexpr i32 kHeads = kConfig.heads;
+  static constexpr i32 kHeads = kConfig.heads_of_warp();
   static constexpr i32 kFloats = Layout::kFloats, kOFloats = Layout::kOFloats;
   static constexpr DType kProducts = Layout::kProducts;
 
@@ -81,11 +81,12 @@ struct DecodeConsumerSm80 {
     if constexpr (kConfig.is_quantised()) return multiply_bytes(S, right_rows(k));
     const auto keys = Layout::rows_of_keys(k);
     if constexpr (kHeads > 1) return multiply_heads(S, keys);
+    const i32 first = Layout::own_pair(kConfig.d_qk);
 #pragma unroll
     for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
 #pragma unroll
       for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
-        const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(step, 16 * n));
+        const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(first + step, 16 * n));
         if constexpr (kTransposed) {
           ptx::mma_m16n8k16<kProducts>(&S[4 * n], b.word, Q.fragment[step].word[0],
                                        Q.fragment[step].word[2]);
@@ -150,12 +151,13 @@ struct DecodeConsumerSm80 {
   // O += P V, P in S
   void multiply_p_v(const float (&S)[kFloats], const typename Producer::VTile& v) {
     const auto values = Layout::columns_of_values(v);
+    const i32 first = Layout::own_pair(kConfig.d_v);
 #pragma unroll
     for (i32 k = 0; k < kConfig.kv_rows / 16; ++k) {
       const ptx::U32x4 P = Layout::weights(&S[k * kFloats * 16 / kConfig.kv_rows]);
 #pragma unroll
-      for (i32 n = 0; n < kConfig.words(kConfig.d_v) / 16; ++n) {
-        const ptx::U32x4 b = ptx::ldmatrix_x4_trans(values.at(n, 16 * k));
+      for (i32 n = 0; n < kHeads * kConfig.d_v * kConfig.kv_bytes() / 32; ++n) {
+        const ptx::U32x4 b = ptx::ldmatrix_x4_trans(values.at(first + n, 16 * k));
         if constexpr (kConfig.is_quantised()) {
           multiply_bytes(&O[n * kOFloats * 32 / kConfig.d_v], P, b);
         } else if constexpr (kTransposed) {

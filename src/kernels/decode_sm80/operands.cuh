@@ -70,7 +70,7 @@ template <DecodeSm80Config kConfig>
 struct DecodeLayout {
   static constexpr bool kTransposed = kConfig.transposed;
   static constexpr i32 kFloats = kConfig.kv_rows / (kTransposed ? 4 : 2);
-  static constexpr i32 kOFloats = kConfig.heads * kConfig.d_v / (kTransposed ? 4 : 2);
+  static constexpr i32 kOFloats = kConfig.heads_of_warp() * kConfig.d_v / (kTransposed ? 4 : 2);
   static constexpr DType kProducts = kConfig.product_dtype();
 
   // This lane's two rows of the row tile: of S and O, and the row of Q that it loads.
@@ -128,6 +128,11 @@ struct DecodeLayout {
     } else {
       return right_columns(v);
     }
+  }
+  // Of the pairs of vectors of a key or value, which row by row are those of all heads, the first
+  // of this warp's head.
+  static i32 own_pair(i32 dims) {
+    return kConfig.heads > kConfig.heads_of_warp() ? Split<kConfig>::row_warp() * dims / 16 : 0;
   }
   static ptx::U32x4 weights(const float* S) {
     ptx::U32x4 P{};

@@ -282,6 +282,14 @@ constexpr DecodeSm80Config with_heads(DecodeSm80Config config, i32 heads) {
   config.transposed = true;
   return config;
 }
+// Of two heads of k and v, each the 16 rows of a warp.
+constexpr DecodeSm80Config with_a_warp_for_each_head(DecodeSm80Config config) {
+  config.heads = config.row_warps = 2;
+  config.d_v = config.d_qk;
+  config.kv_rows = 32;
+  config.one_query = true;
+  return config;
+}
 // Whole row tiles of blocks by themselves: of 16 rows of a warp, and of two warps.
 constexpr DecodeSm80Config kWhole = [] {
   DecodeSm80Config config = kDense;
@@ -445,6 +453,24 @@ TEST(DecodeSm80, NeighbouringHeads) {
   }
 }
 
+TEST(DecodeSm80, AWarpForEachHead) {
+  constexpr DecodeSm80Config kTwo = with_a_warp_for_each_head(kPadded);
+  constexpr DecodeSm80Config kWholes = with_a_warp_for_each_head(kWhole);
+  for (i64 length = 0; length <= 70; length += tests_everything() ? 1 : 14) {
+    const u32 seed = static_cast<u32>(length);
+    RandomProblem random(seed);
+    Request request = decode_request(random, DType::kBFloat16, {2, 4, 16, 1, 72, 64, 64});
+    set_two_lengths(random, request, length, 72);
+    expect_oracle<kTwo>(random, request, 1 + static_cast<i32>(length % 5), seed);
+    expect_oracle<with_a_warp_for_each_head(kPair)>(random, request, 3, seed);
+  }
+  RandomProblem random(3);
+  Request request = decode_request(random, DType::kFloat16, {3, 2, 16, 1, 133, 64, 64});
+  request.arrays[Array::kO] = random.contiguous(DType::kFloat32, {3, 32, 1, 64});
+  expect_oracle<kWholes>(random, request, 3, 1);
+  expect_oracle<with_a_warp_for_each_head(kFour)>(random, request, 2, 1);
+}
+
 // Drafts: several query rows, causal among themselves.
 TEST(DecodeSm80, Drafts) {
   for (const i64 q_rows : {2, 3, 4, 5}) {
@@ -599,6 +625,17 @@ TEST(DecodeSm80, PagesOfEverySize) {
       }
     }
     if (page_rows % 2 == 0) expect_oracle<kPagedPair>(random, request, 3, 1);
+  }
+}
+
+TEST(DecodeSm80, PagesOfAWarpForEachHead) {
+  for (const i64 page_rows : {1, 3, 16, 64}) {
+    RandomProblem random(static_cast<unsigned>(page_rows));
+    const DecodeShape shape{4, 2, 16, 1, 1, 64, 64};
+    Request request = decode_request(random, DType::kBFloat16, shape);
+    Pools pools(random, page_rows, {77, 130, 0, 5});
+    pools.put_into(random, request, DType::kBFloat16, shape);
+    expect_oracle<with_a_warp_for_each_head(kPagedWhole)>(random, request, 3, 1);
   }
 }
 
