@@ -14,7 +14,7 @@ namespace fulmen::emulator {
 namespace {
 
 constexpr u32 kSharedAlignment = 1024;
-constexpr i32 kMaxClusterBlocks = 8;  // of a portable cluster
+constexpr i32 kMaxClusterBlocks = 16;  // of a cluster that is not portable
 
 std::unique_ptr<Block> make_block(World& world, const Grid& grid, i64 index) {
   auto block = std::make_unique<Block>();

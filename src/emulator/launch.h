@@ -111,7 +111,7 @@ struct Grid {
   std::vector<SharedArray> shared_arrays = {};
   Counters* counters = nullptr;  // what the launch did is added here; blocks run one by one
   bool overlaps = false;         // may begin before the launch before it has ended
-  i32 cluster_size = 1;  // blocks of a cluster, which always run together; 8 at most, as portable
+  i32 cluster_size = 1;          // blocks of a cluster, which always run together; 16 at most
 };
 
 // `kernel` is called once for every thread; it is the body of the entry, its arguments captured.

@@ -83,7 +83,7 @@ TEST(Cluster, RanksAndPlaces) {
 }
 
 TEST(Cluster, GridsThatAreNone) {
-  EXPECT_THAT(complaint([] {}, 9), HasSubstr("18 blocks in clusters of 9; 1 to 8 that divide"));
+  EXPECT_THAT(complaint([] {}, 17), HasSubstr("34 blocks in clusters of 17; 1 to 16 that divide"));
   EXPECT_THROW(
       emulator::launch(
           {.blocks = 3, .threads = 32, .shared_bytes = 0, .seed = 1, .cluster_size = 2}, [] {}),

@@ -269,6 +269,11 @@ constexpr DecodeSm80Config kFour = [] {
   config.splits = 1;
   return config;
 }();
+constexpr DecodeSm80Config kSixteenBlocks = [] {
+  DecodeSm80Config config = kFour;
+  config.cluster = 16;
+  return config;
+}();
 // A query row of a few heads; and a cluster for every row tile, which needs no schedule.
 constexpr DecodeSm80Config with_one_query(DecodeSm80Config config, bool whole = false) {
   config.one_query = config.transposed = true;
@@ -422,7 +427,9 @@ TEST(DecodeSm80, ClustersOfADenseBatch) {
       Request request = decode_request(random, DType::kFloat16, {3, 2, 4, rows, 133});
       request.arrays[Array::kO] = random.contiguous(DType::kFloat32, {3, 8, rows, 48});
       expect_oracle<kFour>(random, request, workers, 1);
-      if (rows == 1) expect_oracle<with_one_query(kFour, true)>(random, request, 6, 1);
+      if (rows > 1) continue;
+      expect_oracle<with_one_query(kFour, true)>(random, request, 6, 1);
+      expect_oracle<with_one_query(kSixteenBlocks, true)>(random, request, 6, 1);
     }
   }
 }
