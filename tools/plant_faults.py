@@ -31,6 +31,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ NOT_ON_THE_EMULATOR = "-CompileKernels.*"
 TIMEOUT_SECONDS = 1200
 _DECLARATION = re.compile(
     r"(?!return\b|else\b)(const )?[\w:]+(<[^;]*?>)?[ *&]+(const )?\w+(\[\w*\])*( = |\{)"
+)
+
+# A part of an expression that begins or ends with what joins it to the rest.
+_HALF_EXPRESSION = re.compile(
+    r"^(return|throw|if|else|for|while)\b|^(&&|\|\||[=<>/%^|?:,.]|[-+*&] )|[-+*/%&|^=<!?:,.]$"
 )
 
 
@@ -85,10 +91,12 @@ class Fault:
         text = _on_one_line(self.old)
         if any(text.count(a) != text.count(b) for a, b in ("()", "[]", "{}")):
             return "its old text has half of a pair of brackets"
-        if self.is_statement and _DECLARATION.match(text):
+        if self.is_statement and any(map(_DECLARATION.match, _statements(text))):
             return "its old text declares a name, which a branch would hide: take the expression"
-        if not self.is_statement and ";" in text:
+        if not self.is_statement and (";" in text or _HALF_EXPRESSION.search(text)):
             return "its old text is neither an expression nor statements"
+        if not self.is_statement and not self.new.strip():
+            return "its new text is no expression"
         return ""
 
     @property
@@ -117,6 +125,13 @@ def check(root: Path) -> list[Finding]:
             said = f"{fault.name}: its old text is not in {KERNELS / fault.file} exactly once"
             findings.append(Finding(str(FAULTS), 0, said))
     return findings
+
+
+def _statements(text: str) -> list[str]:
+    """Those outside of braces, each up to its end or its first brace."""
+    depths = list(accumulate((c == "{") - (c == "}") for c in text))
+    outside = (c for c, depth in zip(text, depths, strict=True) if depth == (c == "{"))
+    return [statement.lstrip() for statement in re.split("[;}]", "".join(outside))]
 
 
 def _on_one_line(text: str) -> str:

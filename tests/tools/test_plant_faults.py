@@ -76,10 +76,20 @@ def test_a_context_says_which_is_meant() -> None:
 def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
     assert not fault("x[0] = f(a, b);", ";").shape_error()
     assert not fault("for (auto x : all) { f(x); }", ";").shape_error()
-    for old in ("const int x = 3;", "u8* const page = f(a);", "Row<3> row{1};"):
+    for old in (
+        "f(a); const int x = 3;",
+        "const int x = 3;",
+        "u8* const page = f(a);",
+        "Row<3> row{1};",
+    ):
         assert "declares a name" in fault(old, ";").shape_error()
     assert "neither" in fault("i = 0; i < n", "0").shape_error()
     assert "half" in fault("f(a, b));", "0);").shape_error()
+    for old in ("a == 0 &&", "|| b", "return a", "if (a)", "x +", "- x", "a ? b :"):
+        assert "neither" in fault(old, "0").shape_error()
+    for old in ("-a", "f<u8>", "!a", "*p", "&p", "++i"):
+        assert not fault(old, "0").shape_error()
+    assert "no expression" in fault("a == 0", "").shape_error()
     (finding, _) = sorted(map(str, plant_faults.check(tree(tmp_path, "i = 0; i < n"))))
     assert "neither" in finding
 
