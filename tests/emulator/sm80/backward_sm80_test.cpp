@@ -153,8 +153,8 @@ std::vector<float> run(const Request& request, unsigned seed) {
 }
 
 // P and dS are rounded to 16 bits as well as the results.
-void expect_rounded(const RandomProblem& random, const Request& actual, const Request& expected,
-                    unsigned seed) {
+void expect_rounded_gradients(const RandomProblem& random, const Request& actual,
+                              const Request& expected, unsigned seed) {
   const DType dtype = expected.arrays[Array::kQ].dtype;
   for (const Array output : {Array::kDQ, Array::kDK, Array::kDV, Array::kDBias}) {
     const Tensor& stored = actual.arrays[output];
@@ -170,7 +170,7 @@ void expect_agreement(RandomProblem& random, const Request& expected, unsigned s
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   run(seed % 4 < 2 ? with_rng_array(random, actual) : actual, seed);
-  expect_rounded(random, actual, expected, seed);
+  expect_rounded_gradients(random, actual, expected, seed);
 }
 
 class BackwardSm80 : public testing::TestWithParam<unsigned> {};
@@ -296,7 +296,7 @@ void expect_dbias() {
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   const Problem problem = validate(actual, Pointers::kChecked);
   launch<kConfig>(with_neutral_arrays(gpu::attention_params(problem), kConfig), 11);
-  expect_rounded(random, actual, expected, 11);
+  expect_rounded_gradients(random, actual, expected, 11);
 }
 TEST(BackwardSm80Bias, IsStoredForEachHead) { expect_dbias<Dbias::kPairs>(); }
 TEST(BackwardSm80Bias, IsCopiedForEachHead) { expect_dbias<Dbias::kTiles>(); }

@@ -157,17 +157,6 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
   for (const u64 counter : counters) EXPECT_TRUE(counter == kStamp || counter == ~u64{0});
 }
 
-// As expect_close, but P is rounded to 16 bits on its way to O.
-void expect_rounded(const Request& actual, const Request& expected, u32 seed) {
-  const DType dtype = expected.arrays[Array::kQ].dtype;
-  const Tensor& o = actual.arrays[Array::kO];
-  const Difference difference = compare(o, expected.arrays[Array::kO]);
-  const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
-  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
-      << "seed " << seed << ", o" << difference.place;
-  expect_close(actual, expected, {Array::kLse}, seed);
-}
-
 // The maximum of a row covers every score, and with the sum gives the row's lse.
 void expect_statistics(const Request& actual, const Request& expected) {
   RandomProblem::for_each(expected.arrays[Array::kLse], [&](const i64* at) {

@@ -157,13 +157,7 @@ void expect_latent(RandomProblem& random, const Request& expected, i64 workers, 
   }
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
   attend<kConfig>(validate(actual, Pointers::kChecked), workers, seed);
-  const DType dtype = expected.arrays[Array::kQ].dtype;
-  const Tensor& o = actual.arrays[Array::kO];
-  const Difference difference = compare(o, expected.arrays[Array::kO]);
-  const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
-  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
-      << "seed " << seed << ", o" << difference.place;
-  expect_close(actual, expected, {Array::kLse}, seed);
+  expect_rounded(actual, expected, seed);
 }
 
 }  // namespace fulmen::test

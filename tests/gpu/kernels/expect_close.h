@@ -22,4 +22,15 @@ inline void expect_close(const Request& actual, const Request& expected,
   }
 }
 
+// The same of o and lse, where P is rounded to the dtype of q on its way to o.
+inline void expect_rounded(const Request& actual, const Request& expected, unsigned seed) {
+  const DType dtype = expected.arrays[Array::kQ].dtype;
+  const Tensor& o = actual.arrays[Array::kO];
+  const Difference difference = compare(o, expected.arrays[Array::kO]);
+  const double allowed = tolerance(dtype, o.dtype) + tolerance(dtype, dtype);
+  EXPECT_LE(difference.largest, allowed * max(difference.magnitude, 1.0))
+      << "seed " << seed << ", o" << difference.place;
+  expect_close(actual, expected, {Array::kLse}, seed);
+}
+
 }  // namespace fulmen::test
