@@ -110,11 +110,11 @@ TEST(MlaSm90Plan, TakesSlotsAndRecords) {
   EXPECT_TRUE(takes_latent(sparse_problem(8, 16, 2048, 1, true)));
   EXPECT_TRUE(takes_latent(sparse_problem(8, 16, 2048, 5, false)));
   for (const i64 bytes : {656, 584}) {
-    const Problem records = with_records(sparse_problem(8, 16, 2048, 64, true), bytes);
+    const Problem records = with_records(sparse_problem(8, 64, 2048, 64, true), bytes);
     const auto plan = latent_plan(records);
     EXPECT_THAT(plan->launches[0].spec.name, testing::HasSubstr(std::to_string(bytes)));
     EXPECT_THAT(plan->launches[2].spec.name, testing::HasSubstr("simt"));
-    EXPECT_TRUE(takes_latent(with_records(sparse_problem(8, 16, 2048, 64, false), bytes)));
+    EXPECT_TRUE(takes_latent(with_records(sparse_problem(8, 64, 2048, 64, false), bytes)));
     EXPECT_FALSE(takes_latent(records, "a100"));
     Problem half = records;
     half.dtype = DType::kFloat16;
@@ -128,6 +128,23 @@ TEST(MlaSm90Plan, TakesSlotsAndRecords) {
   Problem many = sparse_problem(8, 16, 2048, 64, true);  // slots of 32 bits
   many.num_pages = i64{1} << 26;
   EXPECT_FALSE(takes_latent(many));
+}
+
+// 16 rows by a cluster, as many blocks as the card has or keys want.
+TEST(MlaSm90Plan, FewRowsOverRecordsAreClusters) {
+  const auto launch = [](i64 batch, i64 heads, i64 topk) {
+    return latent_plan(with_records(sparse_problem(batch, heads, topk, 64, true), 656))
+        ->launches.front();
+  };
+  EXPECT_EQ(launch(8, 16, 2048).num_blocks, 8 * 8);
+  EXPECT_EQ(launch(8, 8, 200).num_blocks, 8 * 4);
+  EXPECT_EQ(launch(60, 16, 2048).num_blocks, 60 * 2);
+  EXPECT_EQ(launch(300, 3, 2048).num_blocks, 300);
+  EXPECT_EQ(launch(1, 128, 2048).num_blocks, 8 * 8);
+  for (const i64 batch : {1, 8, 60, 300}) {
+    EXPECT_THAT(launch(batch, 16, 2048).spec.name, testing::StartsWith("mla_few_rows"));
+  }
+  EXPECT_THAT(launch(8, 64, 2048).spec.name, testing::StartsWith("mla_sm90"));
 }
 
 // Workers have whole row tiles, or one that no other run of workers has, where that is cheap.

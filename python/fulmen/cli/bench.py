@@ -21,6 +21,7 @@ from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, HEADS, QUANTISED_BYTES
 from fulmen.lab.benchmark.cells import GRIDS, ITEM_BYTES, Asked, Cell, Grid
 from fulmen.lab.benchmark.expression_cells import EXPRESSION_GRIDS
 from fulmen.lab.benchmark.fma_peak import FmaPeak, MatrixProduct
+from fulmen.lab.benchmark.latent_cells import LATENT_GRIDS
 from fulmen.lab.benchmark.loading import MissingError
 from fulmen.lab.benchmark.plots import Plot, over_lengths
 from fulmen.lab.benchmark.records import figure, is_ours, rate_of, write_lines
@@ -37,6 +38,8 @@ from .cache_bench import CPU_PEERS, CacheBench
 from .cache_bench import PEERS as CACHE_PEERS
 from .expression_bench import PEERS as EXPRESSION_PEERS
 from .expression_bench import ExpressionBench
+from .latent_bench import PEERS as LATENT_PEERS
+from .latent_bench import LatentBench
 from .output import ACCEPTABLE, BadInputError, Output
 
 # By name; each makes its side when it is asked for.
@@ -74,9 +77,10 @@ A library that is not installed is one line; it stops nothing.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add = parser.add_argument
-    add("--grid", choices=(*GRIDS, *SERVING_GRIDS, *EXPRESSION_GRIDS), action="append",
+    grids = (*GRIDS, *SERVING_GRIDS, *EXPRESSION_GRIDS, *LATENT_GRIDS)
+    add("--grid", choices=grids, action="append",
         help="forward, options, backward, training, float32, small, decode, paged, mixed, cascade, "
-        "append, expressions (GPU), cpu, cpu-decode; by default forward, or cpu")  # fmt: skip
+        "append, latent, expressions (GPU), cpu, cpu-decode; else forward, or cpu")  # fmt: skip
     add("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="of the default grid")
     add("--rows", type=positive, nargs="+", metavar="S", help="these sequence lengths")
     add("--dims", type=positive, nargs="+", metavar="D", help="these head dims")
@@ -94,7 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--precision", action="extend", nargs="+", choices=names_of("precision"), metavar="NAME",
         help="float32, tf32, 3xtf32: of float32; fp8: of 16 bits; several rows")  # fmt: skip
     every = tuple(
-        dict.fromkeys((*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS, *EXPRESSION_PEERS))
+        dict.fromkeys(
+            (*PEERS, *CACHE_PEERS, *CPU_PEERS, *APPEND_PEERS, *EXPRESSION_PEERS, *LATENT_PEERS)
+        )
     )
     add("--peers", nargs="*", choices=every, metavar="NAME",
         help=f"others beside fulmen, of {', '.join(every)}; without names: none")  # fmt: skip
@@ -188,6 +194,11 @@ def _asked(
     for flag, given in (("--groups", a.groups), ("--page-sizes", a.page_sizes)):
         if given:
             raise BadInputError(f"{flag} is for --grid {', '.join(SERVING_GRIDS)}, not {name}")
+    if name in LATENT_GRIDS:
+        if a.dims or a.precision or a.implementation:
+            raise BadInputError("--grid latent has one head dim, 16 bits and one implementation")
+        latent = LATENT_GRIDS[name]
+        return LatentBench(latent.backend, a, output), [c for x in asked for c in latent.cells(x)]
     if name in EXPRESSION_GRIDS:
         variants = EXPRESSION_GRIDS[name]
         if a.precision:

@@ -213,6 +213,9 @@ bool prefers_mla_sm90(const Problem& problem, const Gpu& gpu) {
 
 std::unique_ptr<GpuPlan> plan_mla_sm90(const Problem& problem, const Gpu& gpu,
                                        std::unique_ptr<GpuPlan> otherwise) {
+  if (mla_cluster_of_few_rows(problem, gpu) > 0) {
+    return plan_mla_few_rows(problem, gpu, std::move(otherwise));
+  }
   return std::make_unique<MlaSm90Plan>(problem, gpu, std::move(otherwise));
 }
 
@@ -236,6 +239,7 @@ std::vector<KernelSpec> mla_sm90_specs() {
   for (const i32 record : {656, 584}) {
     config.record = record;
     add(config);
+    specs.push_back(mla_few_rows_spec(MlaFewRowsConfig::of(config, record == 656 ? 8 : 1)));
   }
   config.schedule.score.mask_kind = MaskKind::kRight;  // of records that rows see some of
   add(config);

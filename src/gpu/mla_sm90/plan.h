@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "gpu/gpu_plan.h"
-#include "kernels/mla_sm90/config.h"
+#include "kernels/mla_sm90/few_rows_config.h"
 
 namespace fulmen::gpu {
 
@@ -24,6 +24,15 @@ MlaSm90Config mla_sm90_config(const Problem& problem);
 
 // Everything but pointers and the tensor map.
 MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers);
+
+// Blocks of a cluster that takes 16 query rows whole (kernels/mla_sm90/few_rows.cuh), where such
+// clusters are the better way; 0: they are not.
+i32 mla_cluster_of_few_rows(const Problem& problem, const Gpu& gpu);
+MlaFewRowsConfig mla_few_rows_config(const Problem& problem, i32 cluster);
+MlaSm90Arguments mla_few_rows_arguments(const Problem& problem);
+std::unique_ptr<GpuPlan> plan_mla_few_rows(const Problem& problem, const Gpu& gpu,
+                                           std::unique_ptr<GpuPlan> otherwise);
+KernelSpec mla_few_rows_spec(const MlaFewRowsConfig& config);
 
 // What CI compiles.
 std::vector<KernelSpec> mla_sm90_specs();

@@ -36,20 +36,19 @@ inline u64 of_lane(u64 x, i32 lane) {
   return u64{high} << 32 | low;
 }
 
-template <MlaSm90Config kConfig>
+// kKeys: of a warp, the first of which lanes have one each.
+template <MlaSm90Config kConfig, i32 kKeys = kConfig.warp_keys()>
 struct MlaKeyFinder {
   static constexpr DecodeSm80Config kSchedule = kConfig.schedule;
-  using Config = MlaSm90Config;
 
   const MlaSm90Arguments& arguments;
-  i32 warp;
 
   static i32 lane() { return static_cast<i32>(lane_index()); }
 
-  MlaKeyAt look_up(const KeyCursor<kSchedule>& cursor) const {
+  // key: the lane's, of those of the sequence.
+  MlaKeyAt look_up(const KeyCursor<kSchedule>& cursor, i32 key) const {
     const AttentionParams& p = arguments.attention;
-    const i32 key = cursor.first_key(0) + mla_key(warp, lane());
-    if (lane() >= kConfig.warp_keys() || key >= cursor.sequence.shape.kv_len) return {0, -1};
+    if (lane() >= kKeys || key >= cursor.sequence.shape.kv_len) return {0, -1};
     const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
     if constexpr (!kSchedule.paged) return {cursor.kv_batch(), static_cast<i32>(in_cache)};
     const i64 request = p.page_indptr.present() ? 0 : cursor.index;
@@ -77,7 +76,7 @@ struct MlaKeyFinder {
       }
     }
     const bool is_there = !is_hidden && !is_bad;
-    u32 word = ptx::ballot(!is_there) & ((1u << kConfig.warp_keys()) - 1);
+    u32 word = ptx::ballot(!is_there) & ((1u << kKeys) - 1);
     if (ptx::any(is_bad)) {
       word |= 1u << 31;
       if (lane() == 0) record_bad_page(p);
@@ -97,12 +96,13 @@ struct MlaRows {
 
   MlaKeyFinder<kConfig> finder;
   MlaStorage<kConfig> shared;
+  i32 warp;
   Stage before{};
   bool is_asked = false;  // for the block before
 
   static i32 lane() { return static_cast<i32>(lane_index()); }
   MlaKeyAt look_up(const KeyCursor<kConfig.schedule>& cursor) const {
-    return finder.look_up(cursor);
+    return finder.look_up(cursor, cursor.first_key(0) + mla_key(warp, lane()));
   }
 
   void load(const MlaKeyAt& entry, i32 kv_head, const Stage& at) {
@@ -116,7 +116,7 @@ struct MlaRows {
     for (i32 half = 0; half < 2; ++half) {
       ptx::mbarrier_wait(shared.empty(at.index, half), at.phase ^ 1);
     }
-    if (lane() == 0) ptx::store_shared(shared.missing(at.index, finder.warp), found.word);
+    if (lane() == 0) ptx::store_shared(shared.missing(at.index, warp), found.word);
     copy(key, at);
     ptx::cp_async_commit();
     if (is_asked) hand_over<1>();
@@ -143,7 +143,7 @@ struct MlaRows {
       const u8* const row =
           is_there ? reinterpret_cast<const u8*>(from) : finder.arguments.attention.k.data;
       const u32 to = shared.keys(at.index, 0)
-                         .unit(static_cast<u32>(mla_key(finder.warp, own)), static_cast<u32>(unit));
+                         .unit(static_cast<u32>(mla_key(warp, own)), static_cast<u32>(unit));
 #pragma unroll
       for (i32 tile = 0; tile < kConfig.key_tiles(); ++tile) {
         ptx::cp_async_16(to + tile * kConfig.tile_bytes(), row + tile * 128 + unit * 16, is_there);

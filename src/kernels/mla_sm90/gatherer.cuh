@@ -15,11 +15,11 @@ struct MlaGatherer {
   const MlaProducer<kConfig>& producer;
 
   auto loader() const {
-    const MlaKeyFinder<kConfig> finder{producer.arguments, producer.piece};
+    const MlaKeyFinder<kConfig> finder{producer.arguments};
     if constexpr (kConfig.record != 0) {
-      return MlaRecords<kConfig>{finder, producer.shared};
+      return MlaRecords<kConfig>{finder, producer.shared, producer.piece};
     } else {
-      return MlaRows<kConfig>{finder, producer.shared};
+      return MlaRows<kConfig>{finder, producer.shared, producer.piece};
     }
   }
 

@@ -10,7 +10,7 @@
 
 #include "kernels/attention/mla_record.cuh"
 #include "kernels/mla_sm90/gather.cuh"
-#include "kernels/ptx/math.cuh"
+#include "kernels/mla_sm90/record_numbers.cuh"
 
 namespace fulmen {
 
@@ -25,6 +25,7 @@ struct MlaRecords {
 
   MlaKeyFinder<kConfig> finder;
   MlaStorage<kConfig> shared;
+  i32 warp;
   u32 buffer = 0;       // of the block that is asked for next
   Stage before{};       // where the block goes that was asked for last
   u32 missing = 0;      // of its keys
@@ -33,7 +34,7 @@ struct MlaRecords {
 
   static i32 lane() { return static_cast<i32>(lane_index()); }
   MlaKeyAt look_up(const KeyCursor<kConfig.schedule>& cursor) const {
-    return finder.look_up(cursor);
+    return finder.look_up(cursor, cursor.first_key(0) + mla_key(warp, lane()));
   }
 
   void load(const MlaKeyAt& entry, i32 kv_head, const Stage& at) {
@@ -89,7 +90,7 @@ struct MlaRecords {
     const u64 of_key = of_lane(reinterpret_cast<u64>(from), key);
     if (!is_any) return;
     const u8* const row = reinterpret_cast<const u8*>(of_key) + vector * 16;
-    const u32 to = shared.record(finder.warp, buffer, key) + vector * 16;
+    const u32 to = shared.record(warp, buffer, key) + vector * 16;
     const bool is_there = (word >> key & 1) == 0;
 #pragma unroll
     for (i32 i = 0; i < kCount; ++i) {
@@ -105,7 +106,7 @@ struct MlaRecords {
     ptx::cp_async_wait<kPending>();
     if constexpr (kHasPageScales) {
       if (lane() < kConfig.warp_keys()) {
-        ptx::store_shared_x2(shared.record(finder.warp, from, lane()) + Config::kScalesAt, scales);
+        ptx::store_shared_x2(shared.record(warp, from, lane()) + Config::kScalesAt, scales);
       }
     }
     ptx::warp_sync();  // lanes -> what they copied
@@ -117,18 +118,11 @@ struct MlaRecords {
       for (i32 i = 0; i < kHalfPieces; ++i) widen_piece(from, half * kHalfPieces + i);
       if (half == 1) {
         copy_rotary(from);
-        if (lane() == 0) ptx::store_shared(shared.missing(before.index, finder.warp), missing);
+        if (lane() == 0) ptx::store_shared(shared.missing(before.index, warp), missing);
       }
       ptx::warp_sync();  // the warp's keys of the half are there
       if (lane() == 0) ptx::mbarrier_arrive(shared.full(before.index, half * kHalfPieces));
     }
-  }
-
-  // Whether products of e4m3 with a scale are numbers of float16, by the bits of a float32.
-  static bool is_exact(u32 scale) {
-    constexpr u32 kLeast = 127 - 15, kMost = 127 + 7;
-    const u32 exponent = scale >> 23 & 0xff;
-    return scale << 1 == 0 || ((scale & 0x7fffff) == 0 && exponent - kLeast <= kMost - kLeast);
   }
 
   // Other products would be rounded, which scores are not to be: rows that see one are computed
@@ -136,10 +130,10 @@ struct MlaRecords {
   void mark_rounded(u32 from) {
     bool is_rounded = false;
     if (lane() < kConfig.warp_keys() && (missing >> lane() & 1) == 0) {
-      const u32 record = shared.record(finder.warp, from, lane());
+      const u32 record = shared.record(warp, from, lane());
 #pragma unroll
       for (i32 group = 0; group < i32(kLayout.stored() / kLayout.group); ++group) {
-        is_rounded |= !is_exact(__builtin_bit_cast(u32, scale_of(record, group)));
+        is_rounded |= !is_exact_scale(__builtin_bit_cast(u32, scale_of(record, group)));
       }
     }
     if (ptx::any(is_rounded)) missing |= 1u << 31;
@@ -157,7 +151,7 @@ struct MlaRecords {
     u32 scale[kTurns];  // twice
 #pragma unroll
     for (i32 n = 0; n < kTurns; ++n) {
-      const u32 record = shared.record(finder.warp, from, first + 4 * n);
+      const u32 record = shared.record(warp, from, first + 4 * n);
       bytes[n] = ptx::load_shared_x4(record + u32(tile * Config::kColumns + quarter * 16));
       const float own = scale_of(record, tile * Config::kColumns / kGroup);
       scale[n] = ptx::pack<DType::kFloat16>(own, own);
@@ -165,11 +159,12 @@ struct MlaRecords {
     const MlaTile to = shared.keys(before.index, tile);
 #pragma unroll
     for (i32 n = 0; n < kTurns; ++n) {
-      const u32 row = static_cast<u32>(mla_key(finder.warp, first + 4 * n));
+      const u32 row = static_cast<u32>(mla_key(warp, first + 4 * n));
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
-        ptx::store_shared_x4(to.unit(row, static_cast<u32>(2 * quarter + h)),
-                             widened(bytes[n].word[2 * h], bytes[n].word[2 * h + 1], scale[n]));
+        ptx::store_shared_x4(
+            to.unit(row, static_cast<u32>(2 * quarter + h)),
+            widened_record(bytes[n].word[2 * h], bytes[n].word[2 * h + 1], scale[n]));
       }
     }
   }
@@ -183,15 +178,6 @@ struct MlaRecords {
     return power_of(static_cast<u8>(word >> group % 4 * 8));
   }
 
-  // Eight numbers.
-  static ptx::U32x4 widened(u32 low, u32 high, u32 scale) {
-    const ptx::U32x2 first = ptx::widen_e4m3(low), last = ptx::widen_e4m3(high);
-    const auto times = [scale](u32 pair) {
-      return ptx::multiply_pairs<DType::kFloat16>(pair, scale);
-    };
-    return {{times(first.word[0]), times(first.word[1]), times(last.word[0]), times(last.word[1])}};
-  }
-
   // The last 64 numbers are bfloat16. Where they are values they become float16; rows that see a
   // key of whose numbers that keeps too few bits are computed again.
   void copy_rotary(u32 from) {
@@ -203,32 +189,16 @@ struct MlaRecords {
 #pragma unroll
     for (i32 n = 0; n < kTurns; ++n) {
       const i32 i = lane() / 8 + 4 * n;
-      x[n] = ptx::load_shared_x4(shared.record(finder.warp, from, i) + kAt + vector * 16);
-      if constexpr (kHasPageScales) is_rounded |= narrow(x[n]);
+      x[n] = ptx::load_shared_x4(shared.record(warp, from, i) + kAt + vector * 16);
+      if constexpr (kHasPageScales) is_rounded |= narrow_positions(x[n]);
     }
     if (ptx::any(is_rounded)) missing |= 1u << 31;
     const MlaTile to = shared.keys(before.index, kConfig.key_tiles() - 1);
 #pragma unroll
     for (i32 n = 0; n < kTurns; ++n) {
       const i32 i = lane() / 8 + 4 * n;
-      ptx::store_shared_x4(to.unit(static_cast<u32>(mla_key(finder.warp, i)), vector), x[n]);
+      ptx::store_shared_x4(to.unit(static_cast<u32>(mla_key(warp, i)), vector), x[n]);
     }
-  }
-
-  // Eight of the 64 numbers of a key, which eight lanes have. Whether the largest of them ends
-  // beyond float16, or lies so low that others may be rounded by more than 2^-22 of it.
-  static bool narrow(ptx::U32x4& x) {
-    constexpr u32 kLeast = 0x3e00, kMost = 0x477f;  // bfloat16: 2^-3, 65280
-    u32 top = 0;
-#pragma unroll
-    for (u32& pair : x.word) {
-      top = max(top, max(pair & 0x7fff, pair >> 16 & 0x7fff));
-      const ptx::F32x2 numbers = ptx::unpack<DType::kBFloat16>(pair);
-      pair = ptx::pack<DType::kFloat16>(numbers.word[0], numbers.word[1]);
-    }
-#pragma unroll
-    for (u32 lanes = 1; lanes < 8; lanes *= 2) top = max(top, ptx::shuffle_xor(top, lanes));
-    return top > kMost || (top != 0 && top < kLeast);
   }
 };
 

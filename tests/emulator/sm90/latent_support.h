@@ -16,6 +16,7 @@
 #include "gpu/mla_sm90/plan.h"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/mla_sm90/combine.cuh"
+#include "kernels/mla_sm90/few_rows.cuh"
 #include "kernels/mla_sm90/mla_sm90.cuh"
 #include "tensor_map.h"
 
@@ -147,8 +148,25 @@ void attend(const Problem& problem, i64 workers, u32 seed, FaultBytes* faults = 
                    [&] { combine_mla<kConfig>(arguments); });
 }
 
-template <MlaSm90Config kConfig>
-void expect_latent(RandomProblem& random, const Request& expected, i64 workers, u32 seed) {
+// A cluster of few_rows.cuh for every row tile.
+template <MlaFewRowsConfig kConfig>
+void attend_few_rows(const Problem& problem, u32 seed, FaultBytes* faults = nullptr) {
+  MlaSm90Arguments arguments = gpu::mla_few_rows_arguments(problem);
+  arguments.attention.faults = faults;
+  constexpr i32 kCluster = kConfig.common.schedule.cluster;
+  const i64 tiles = problem.num_sequences * problem.heads_kv * arguments.row_tiles;
+  emulator::launch({.blocks = tiles * kCluster,
+                    .threads = MlaFewRowsConfig::threads(),
+                    .shared_bytes = kConfig.shared_bytes(),
+                    .seed = seed,
+                    .kernel = "mla_few_rows",
+                    .cluster_size = kCluster},
+                   [&] { mla_few_rows<kConfig>(arguments); });
+}
+
+// run: of the kernels that are tested, for a problem.
+template <class Run>
+void expect_latent(RandomProblem& random, const Request& expected, u32 seed, const Run& run) {
   Request actual = expected;
   for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
     const Tensor& given = expected.arrays[array];
@@ -156,8 +174,13 @@ void expect_latent(RandomProblem& random, const Request& expected, i64 workers, 
     actual.arrays[array] = random.contiguous(given.dtype, {given.shape, given.shape + given.rank});
   }
   cpu::scalar_forward(validate(expected, Pointers::kChecked));
-  attend<kConfig>(validate(actual, Pointers::kChecked), workers, seed);
+  run(validate(actual, Pointers::kChecked));
   expect_rounded(actual, expected, seed);
+}
+template <MlaSm90Config kConfig>
+void expect_latent(RandomProblem& random, const Request& expected, i64 workers, u32 seed) {
+  expect_latent(random, expected, seed,
+                [&](const Problem& problem) { attend<kConfig>(problem, workers, seed); });
 }
 
 }  // namespace fulmen::test

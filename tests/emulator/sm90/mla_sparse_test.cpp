@@ -136,6 +136,32 @@ TEST(MlaSm90Sparse, Records) {
   expect_sparse<kRecords584>({9, 3}, 4, 2, 2, 4, Scales::kLargePositions);
 }
 
+template <MlaFewRowsConfig kConfig>
+void expect_few_rows(const std::vector<i64>& lengths, i64 heads, i64 page_rows, u32 seed,
+                     Scales scales = Scales::kPowers) {
+  RandomProblem random(seed);
+  const Request request = sparse_request(random, kConfig.common, lengths, heads, page_rows, scales);
+  expect_latent(random, request, seed,
+                [&](const Problem& problem) { attend_few_rows<kConfig>(problem, seed); });
+}
+
+// A cluster for each 16 rows; blocks that have no key of the last round, and none at all.
+TEST(MlaSm90Sparse, FewRows) {
+  constexpr MlaFewRowsConfig kAlone = MlaFewRowsConfig::of(kRecords656, 1);
+  constexpr MlaFewRowsConfig kTwo = MlaFewRowsConfig::of(kRecords584, 2);
+  constexpr MlaFewRowsConfig kFour = [] {
+    MlaSm90Config config = kRecords656;
+    config.schedule.one_query = true;
+    return MlaFewRowsConfig::of(config, 4);
+  }();
+  expect_few_rows<kAlone>({1, 200, 0}, 16, 64, 1);
+  expect_few_rows<kAlone>({20, 5}, 4, 64, 3, Scales::kAny);
+  expect_few_rows<kTwo>({1, 270, 0}, 20, 64, 1);
+  expect_few_rows<kTwo>({20, 5}, 4, 2, 2, Scales::kFar);
+  expect_few_rows<kTwo>({9, 3}, 4, 2, 4, Scales::kLargePositions);
+  expect_few_rows<kFour>({600, 3}, 5, 1, 1);
+}
+
 // A slot that the pool does not have empties its row, and is told; lists of none but -1 are empty.
 TEST(MlaSm90Sparse, SlotsThatAreNone) {
   RandomProblem random(5);
