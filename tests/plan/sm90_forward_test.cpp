@@ -216,6 +216,10 @@ TEST(Sm90Fp8, Rounds16BitsWhereThatIsFaster) {
   problem.arrays[Array::kLse].dtype = DType::kFloat32;
   EXPECT_THAT(entries_of(plan_forward_sm90(problem, kGpu)),
               testing::Contains("fulmen::restore_constant"));
+  EXPECT_THAT(plan_forward_sm90(permitted(16384, 128), kGpu).plan->note,
+              HasSubstr("rounded to e4m3"));
+  EXPECT_THAT(plan_forward_sm90(permitted(16384, 64), kGpu).plan->note,
+              HasSubstr("fewer than 128 dims"));
   const PlanOrRefusal few = plan_forward_sm90(permitted(512, 256), kGpu);
   EXPECT_THAT(entries_of(few), ElementsAre("fulmen::forward_sm90"));
   EXPECT_THAT(few.plan->note, HasSubstr("not used: 16 bits are as fast"));

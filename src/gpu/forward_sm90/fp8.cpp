@@ -69,14 +69,15 @@ std::string refusal_of_fp8(const Problem& problem, const Gpu& gpu) {
   return refusal.empty() ? "" : sentence("its kernel ", refusal);
 }
 
-// Where 16 bits are as fast, with what quantisation takes (H200, 2026-11-30, TFLOP/s of 16k rows:
-// d 256 1,040 for 873, causal 936 for 809, of 4k 821 for 850; d 128 866 for 848, causal 844 for
-// 868; d 64 638 for 663; d 192 and 128 831 for 862).
+// Where 16 bits are as fast, with what quantisation takes (H200, 2026-11-30, TFLOP/s of 16k rows
+// full and causal: d 256 1,049 and 937 where bfloat16 has 819 and 802, d 128 980 and 921 for 863
+// and 867, d 192 and 128 921 for 839, causal; d 64 667 and 613 for 671 and 650; d 256 4k 821 and
+// 596 for 850 and 786).
 std::string loses_to_16_bits(const Problem& problem) {
   if (problem.implementation == Implementation::kSm90) return "";
   constexpr i64 kManyKeys = 16384, kWide = 128;
-  if (problem.dim_v <= kWide) {
-    return sentence("16 bits are as fast for values of up to ", kWide, " dims");
+  if (problem.dim_v < kWide) {
+    return sentence("16 bits are as fast for values of fewer than ", kWide, " dims");
   }
   if (problem.max_kv >= kManyKeys && problem.max_q >= kManyKeys) return "";
   return sentence("16 bits are as fast below ", kManyKeys, " rows and keys");

@@ -182,17 +182,19 @@ void set_256_dims(ForwardSm90Config& config, const Facts&) {
 // block beyond 128 dims.
 void set_8_bits(ForwardSm90Config& config, const Facts& facts) {
   const bool is_narrow = facts.widest <= 64, is_wide = facts.widest > 128;
-  const bool has_parts = config.d_v == 128 && !is_wide && config.score.mask_kind != MaskKind::kBoth;
+  const bool has_parts =
+      config.d_v == 128 && config.d_qk <= 192 && config.score.mask_kind != MaskKind::kBoth;
   if ((is_narrow || has_parts) && !facts.fit_at_once_two && !config.score.varlen) {
-    set_tile(config, 3, 128, 3, 3);
+    set_tile(config, 3, 128, is_wide ? 2 : 3, 3);
   } else if (is_wide) {
     set_tile(config, 2, config.adds_in_parts() && config.score.varlen ? 96 : 128, 2, 2);
   } else {
     set_tile(config, 2, 128, is_narrow ? 4 : 3, 4);
   }
-  // d 128 16k, TFLOP/s full and causal: 1,001 and 998, with ping-pong 987 and 986; two warpgroups
-  // 958 and 940, with ping-pong 891 and 873. d 64 700 and 660 with overlap, 696 and 672 in parts. d
-  // 256 1,181 and 1,121, O from registers 1,165 (H200, 2026-11-30).
+  // 16k rows, TFLOP/s full and causal: d 128 1,073 and 1,062, with ping-pong 1,055 and 1,029, two
+  // warpgroups 1,019 and 972; d 192 and 128 1,156 and 1,090, without ping-pong 1,095 and 1,061, two
+  // 1,029 and 969. d 64 700 and 660 with overlap, 696 and 672 in parts. d 256 1,181 and 1,121, O
+  // from registers 1,165 (H200, 2026-11-30).
   config.ping_pong = is_narrow || is_wide;
   config.cache_hints = !is_narrow;
   // The assembler spills O in the loops of a kernel without masks (968 bytes; with one 40 to 100).
