@@ -151,7 +151,7 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   if (paired && layout.num_split > 0) layout.counters_at += layout.part_bytes;
   // One or the other: what is split is not deterministic.
   const bool ordered = has_sums && configs.main->deterministic;
-  const i64 semaphores = ordered ? layout.num_rows / configs.main->q_rows : 0;
+  const i64 semaphores = ordered ? layout.num_rows / configs.main->q_rows * blocks_of_tile : 0;
   layout.num_part_counters = 2 * blocks_of_tile * layout.num_split;
   const i64 counters = BackwardSm90Layout::kLaunches + 1 + 3 * layout.num_batch_kv_heads +
                        layout.num_part_counters + semaphores;

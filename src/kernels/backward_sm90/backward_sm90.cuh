@@ -266,10 +266,10 @@ __attribute__((always_inline)) inline void backward_producers(
     DqSemaphoreRelease<kConfig>{params, shared}.run();
   } else if (thread == 64) {
     BackwardDOutProducer<kConfig>{params, shared}.run();
+  } else if (kConfig.paired && thread == 96) {
+    BackwardDsSender<kConfig>{params, shared}.run();
   } else if (kConfig.deterministic && thread == 96) {
     DqSemaphoreAcquire<kConfig>{params, shared}.run();
-  } else if (kConfig.paired && thread == 96) {
-    BackwardDsSender<kConfig>{shared}.run();
   } else if (kConfig.score.varlen && warp == 3) {
     BackwardTailZeroFill<kConfig>{params, shared, thread % 32}.run();
   }

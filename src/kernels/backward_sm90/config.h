@@ -70,7 +70,7 @@ struct BackwardSm90Config {
   // Where products are divided: whether P goes from one warpgroup to the other rounded, as dV takes
   // it. float16 holds none below 2^-24: there it goes as float32.
   constexpr bool shares_rounded() const { return divides_products() && dtype == DType::kBFloat16; }
-  constexpr i32 p_stages() const { return dims > 256 && !shares_rounded() ? 1 : 2; }
+  constexpr i32 p_stages() const { return (dims > 256 || paired) && !shares_rounded() ? 1 : 2; }
   // What undoes weight_shift in dQ, dK and dV.
   constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weight_shift(dtype)); }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
@@ -136,9 +136,8 @@ struct BackwardSm90Config {
       return "only 64 dims have 128 queries a step";
     if (dims == 64 && q_rows == 64 && dq) return "dQ of 64 dims is made of 128 queries a step";
     if (has_large_dims() && dq && !paired) return "above 128 dims registers leave no room for dQ";
-    if (paired && (dims != 256 || !dq || !dk || !dv || deterministic || score.varlen ||
-                   register_dims != 128 || dtype != DType::kBFloat16)) {
-      return "paired blocks make all gradients of 256 dims in bfloat16, half of K in registers";
+    if (paired && (dims != 256 || !dq || !dk || !dv || score.varlen || register_dims != 128)) {
+      return "paired blocks make all gradients of 256 dims, half of K in registers";
     }
     if (deterministic && (!dq || staggered || score.varlen || score.mask_kind == MaskKind::kBoth)) {
       return "an order of sums needs dQ, no stagger, sequences that are alike, no left bound";
@@ -251,7 +250,8 @@ struct BackwardParams {
   float* part_sums;   // (split tile, part but the last, warpgroup; dK, dV; 64 * dims): fragments;
                       // of pairs (split tile, block, warpgroup; 64 * dims), of all parts, from 0 on
   u32* parts_done;    // (split tile, block, warpgroup): parts whose sums are there
-  u32* dq_semaphore;  // (padded row / q_rows, of all heads): blocks of keys that have added to dQ
+  u32* dq_semaphore;  // (padded row / q_rows, of all heads): blocks of keys that have added to dQ;
+                      // of pairs (.., block): to its half of the columns
   u32* nonfinite;     // 1 + (batch_kv_head): not 0 where a gradient is not finite; [0]: anywhere
   i32 dim_v;
   const KeyBlockInfo*

@@ -16,28 +16,44 @@
 namespace fulmen {
 
 // Of a pair: sends this block's half of dS to the other block, and says to the consumers of both
-// when theirs has come. A half is overwritten only when both blocks have read it.
+// when theirs has come. A half is overwritten only when both blocks have read it. In deterministic
+// mode also what DqSemaphoreAcquire is elsewhere: dQ of a step is added a step after its dS.
 template <BackwardSm90Config kConfig>
 struct BackwardDsSender {
   using Shared = BackwardStorage<kConfig>;
 
+  const BackwardParams& params;
   Shared shared;
   typename Shared::DsState at = {};
 
-  void run() {
+  void send() {
     const u32 rank = ptx::cluster_rank(), other = rank ^ 1;
     constexpr u32 kBytes = kConfig.ds_bytes() / 2;
     const auto ds = shared.ds();
-    shared.for_each_tile(true, [&](typename Shared::WorkState, i32 num_steps) {
+    const u32 half = ds.address(at) + rank * kBytes;
+    const u32 their_full = ptx::map_shared(ds.full(at), other);
+    ptx::mbarrier_wait(shared.ds_written(at), at.phase);
+    ptx::mbarrier_arrive(ds.full(at));
+    ptx::mbarrier_arrive_expect_copy(their_full, kBytes);
+    ptx::bulk_store_cluster(ptx::map_shared(half, other), half, kBytes, their_full);
+    at.advance();
+  }
+
+  void run() {
+    [[maybe_unused]] DqSemaphoreAcquire<kConfig> semaphore{params, shared};
+    shared.for_each_tile(true, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if constexpr (!kConfig.deterministic) {
 #pragma unroll 1
-      for (i32 i = 0; i < num_steps; ++i) {
-        const u32 half = ds.address(at) + rank * kBytes;
-        const u32 their_full = ptx::map_shared(ds.full(at), other);
-        ptx::mbarrier_wait(shared.ds_written(at), at.phase);
-        ptx::mbarrier_arrive(ds.full(at));
-        ptx::mbarrier_arrive_expect_copy(their_full, kBytes);
-        ptx::bulk_store_cluster(ptx::map_shared(half, other), half, kBytes, their_full);
-        at.advance();
+        for (i32 i = 0; i < num_steps; ++i) send();
+      } else if (num_steps > 0) {
+        const BackwardTile work_tile = shared.read_tile(work_at);
+        const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
+        BackwardStep step(range);
+#pragma unroll 1
+        for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
+          send();
+          semaphore.acquire(work_tile, step);
+        }
       }
     });
   }
@@ -118,6 +134,13 @@ struct BackwardPairedConsumer {
     return now;
   }
 
+  template <bool kFirst>
+  typename Shared::PState p_of_step() const {
+    const typename Shared::DsState ds = ds_of_step<kFirst>();
+    if constexpr (kConfig.p_stages() == 1) return {0, ds.index};  // a phase a step
+    return {ds.index, ds.phase};
+  }
+
   // dQ of the step before is added while the product issued behind it runs.
   void add_dq(const float (&dQ)[kConfig.dq_floats()], u32 tile) {
     wg.finish_dq(dQ, wg.ds_at, tile);
@@ -152,7 +175,7 @@ struct BackwardPairedConsumer {
       if (step.is_partial(0)) wg.apply_mask(S, key, step);
       wg.shift_large_scores(S);
       wg.exponentiate(S);
-      wg.p_at = ds_of_step<kFirst>();
+      wg.p_at = p_of_step<kFirst>();
       wg.share_p(S, pairs);
       wg.release_to_pair(wg.shared.q(), wg.at);  // all lanes have read their rows
       wg.round(P, S, pairs);
@@ -211,7 +234,7 @@ struct BackwardPairedConsumer {
       constexpr bool kFirst = decltype(first_step)::kValue;
       constexpr bool kLast = decltype(last_step)::kValue;
       Weights dS;
-      wg.p_at = ds_of_step<kFirst>();
+      wg.p_at = p_of_step<kFirst>();
       wg.form_shared_ds(dS, dP);
       wg.release_to_pair(wg.shared.dout(), wg.dout_state());  // all lanes have read delta
       write_ds(dS, ds_of_step<kFirst>());

@@ -176,8 +176,10 @@ inline u32* dq_semaphore_of(const BackwardParams& params, const BackwardTile& wo
                             const BackwardStep& step) {
   const i64 first_row =
       first_padded_row<kConfig>(params, work_tile.batch_kv_head, work_tile.q_begin);
-  return params.dq_semaphore +
-         (first_row + step.head * params.padded_rows_per_head) / kConfig.q_rows + step.q_block;
+  const i64 tile =
+      (first_row + step.head * params.padded_rows_per_head) / kConfig.q_rows + step.q_block;
+  if constexpr (kConfig.paired) return params.dq_semaphore + 2 * tile + ptx::cluster_rank();
+  return params.dq_semaphore + tile;
 }
 
 // Lets the consumers add dQ of a step when the block of keys before has added to the same rows.
@@ -190,17 +192,19 @@ struct DqSemaphoreAcquire {
   Shared shared;
   typename Shared::DsState at = {};
 
+  void acquire(const BackwardTile& work_tile, const BackwardStep& step) {
+    ptx::await(dq_semaphore_of<kConfig>(params, work_tile, step),
+               arrivals_before<kConfig>(params, step.q_block, work_tile.kv_block));
+    ptx::mbarrier_wait(shared.dq_released(at), at.phase ^ 1);
+    ptx::mbarrier_arrive(shared.dq_semaphore().full(at));
+    at.advance();
+  }
+
   void acquire_steps(const BackwardTile& work_tile, i32 num_steps) {
     const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
     BackwardStep step(range);
 #pragma unroll 1
-    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
-      ptx::await(dq_semaphore_of<kConfig>(params, work_tile, step),
-                 arrivals_before<kConfig>(params, step.q_block, work_tile.kv_block));
-      ptx::mbarrier_wait(shared.dq_released(at), at.phase ^ 1);
-      ptx::mbarrier_arrive(shared.dq_semaphore().full(at));
-      at.advance();
-    }
+    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) acquire(work_tile, step);
   }
 
   void run() {

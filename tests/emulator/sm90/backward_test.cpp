@@ -53,6 +53,17 @@ constexpr Kernels kPaired{{.dims = 256,
                            .score = {.mask_kind = MaskKind::kRight, .stats = true}}};
 constexpr Kernels kPairedFull{
     {.dims = 256, .register_dims = 128, .paired = true, .score = {.stats = true}}};
+constexpr Kernels kPairedHalves{{.dtype = DType::kFloat16,
+                                 .dims = 256,
+                                 .register_dims = 128,
+                                 .paired = true,
+                                 .score = {.stats = true}}};
+constexpr Kernels kPairedInOrder{{.dims = 256,
+                                  .deterministic = true,
+                                  .register_dims = 128,
+                                  .paired = true,
+                                  .staggered = false,
+                                  .score = {.mask_kind = MaskKind::kRight, .stats = true}}};
 // dQ and dK, which at 256 dims have one stage of dO.
 constexpr Kernels kKeysAlone{
     {.dims = 256, .dq = false, .dv = false, .score = {.mask_kind = MaskKind::kRight}}, [] {
@@ -195,12 +206,14 @@ void expect_agreement_of_pairs(unsigned seed, i64 keys, const Blocks& blocks, bo
 TEST(Sm90BackwardOnHost, PairsOfBlocks) {
   expect_agreement_of_pairs<kPaired>(1975, 512, {1, false}, true);
   expect_agreement_of_pairs<kPairedFull>(1770, 256, {1, false}, false);
+  expect_agreement_of_pairs<kPairedHalves>(1929, 256, {1, false}, false);
 }
 
 // Three pairs at the same time, and work tiles whose dQ another pair makes 16-bit.
 TEST(Sm90BackwardOnHost, PairsOfBlocksTogether) {
   expect_agreement_of_pairs<kPaired>(1975, 512, {3, true}, false);
   expect_agreement_of_pairs<kPairedFull>(1929, 256, {3, true}, false);
+  expect_agreement_of_pairs<kPairedInOrder>(683, 1024, {3, true}, false);
 }
 
 // A document of 70 rows, then another: of whole blocks some are of one document, one is of both.

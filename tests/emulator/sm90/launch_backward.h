@@ -234,7 +234,7 @@ void expect_agreement(const Request& forward, RandomProblem& random, unsigned se
   constexpr BackwardSm90Config kConfig = kKernels.first;
   cpu::scalar_forward(validate(forward, Pointers::kChecked));
   Request expected = to_backward(random, forward, 7);
-  expected.options.deterministic = !kConfig.dq;
+  expected.options.deterministic = !kConfig.dq || kConfig.deterministic;
   plant_rows_without_keys(expected);
   if (kKernels.dq.score.sinks) expected.arrays[Array::kDLse] = Tensor{};  // not together
   if (!kConfig.score.stats) expected.arrays[Array::kStats] = Tensor{};
@@ -264,14 +264,14 @@ template <Kernels kKernels>
 bool is_for(const Request& forward, RandomProblem& random) {
   constexpr BackwardSm90Config kConfig = kKernels.first;
   Request backward = to_backward(random, forward, 7);
-  backward.options.deterministic = !kConfig.dq;
+  backward.options.deterministic = !kConfig.dq || kConfig.deterministic;
   if (!kConfig.dv) backward.arrays[Array::kDV] = Tensor{};
   const BackwardSm90Config chosen =
       *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
   return chosen.dims == kConfig.dims && chosen.dq == kConfig.dq &&
-         chosen.paired == kConfig.paired && chosen.score.mask_kind == kConfig.score.mask_kind &&
-         chosen.q_rows == kConfig.q_rows && chosen.score.varlen == kConfig.score.varlen &&
-         chosen.score.user == kConfig.score.user &&
+         chosen.paired == kConfig.paired && chosen.deterministic == kConfig.deterministic &&
+         chosen.score.mask_kind == kConfig.score.mask_kind && chosen.q_rows == kConfig.q_rows &&
+         chosen.score.varlen == kConfig.score.varlen && chosen.score.user == kConfig.score.user &&
          chosen.score.mask_tiles == kConfig.score.mask_tiles;
 }
 
