@@ -80,8 +80,12 @@ const char* StepText::owner(const Step& step) const {
   if (step.on == 0 || step.on == expression::kOnRow) return "row.";
   return step.on == expression::kOnColumn && scope == Scope::kPair ? "column." : "";
 }
+bool StepText::is_along(i32 index) const {
+  return !along.empty() && along[static_cast<size_t>(index)] != 0;
+}
 std::string StepText::value(i32 index) const {
   const Step& step = program_.step(index);
+  if (is_along(index)) return sentence("diagonal.x", index);
   if (step.op != Op::kConstant) return sentence(owner(step), "x", index);
   if (step.type == Type::kFloat) return literal(step.real);
   return step.type == Type::kBool ? (step.integer != 0 ? "true" : "false")

@@ -24,6 +24,7 @@ class StepText {
         ranges_(integer_ranges(problem)) {}
 
   Scope scope = Scope::kRow;
+  std::vector<char> along;  // of each step, whether it is a member of a pair's diagonal
 
   // The type of a step's value, what computes it, and its value where it is used.
   const char* type_of(i32 index) const;
@@ -40,6 +41,7 @@ class StepText {
   const Range& range_at(i32 index) const { return ranges_[static_cast<size_t>(index)]; }
   const char* width(i32 index, const Step& step) const;
   const char* owner(const Step& step) const;
+  bool is_along(i32 index) const;
   std::string arg(const Step& step, int index) const { return value(step.args[index]); }
   std::string arg_as(const char* type, const Step& step, int index) const;
   std::string called(const char* function, const Step& step) const;

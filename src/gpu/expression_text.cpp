@@ -34,6 +34,7 @@ class Writer {
       values.push_back(one.value);
     }
     all_ = goal_of(program_, values);
+    if (!problem.has(Array::kPositions)) find_diagonal();
   }
 
   std::string run() {
@@ -44,6 +45,7 @@ class Writer {
     write_rows_and_columns();
     write_mask();
     write_bounds();
+    write_diagonal();
     write_score();
     write_mapped();
     write_gradients();
@@ -119,23 +121,81 @@ class Writer {
     for (const i32 index : values) line(2, "call(a.x", index, ", b.x", index, ");");
     line(1, "}");
   }
+
+  // Which steps of a score are the same along diagonals, and which of them others need: not more
+  // than kMostAlong, since a lane exchanges them.
+  void find_diagonal() {
+    constexpr size_t kMostAlong = 2;
+    std::vector<char> same = expression::diagonal_steps(program_);
+    std::vector<i32> needed{program_.score, program_.slope};
+    for (const i32 index : program_.slope_goal.pair) {
+      const Step& step = program_.step(index);
+      if (same[static_cast<size_t>(index)] != 0) continue;
+      needed.insert(needed.end(), step.args, step.args + step.num_args);
+    }
+    std::vector<char> along(same.size());
+    for (const i32 index : needed) {
+      if (index >= 0) along[static_cast<size_t>(index)] = same[static_cast<size_t>(index)];
+    }
+    for (size_t index = 0; index < along.size(); ++index) {
+      if (along[index] != 0) along_.push_back(static_cast<i32>(index));
+    }
+    const bool is_wide = std::ranges::any_of(
+        along_, [&](i32 index) { return std::string_view(steps_.type_of(index)) == "i64"; });
+    if (is_wide || along_.size() > kMostAlong) along_.clear();
+    if (along_.empty()) return;
+    same_along_ = std::move(same);
+    is_along_ = std::move(along);
+  }
+
+  void write_diagonal() {
+    line(1, "struct Diagonal {");
+    std::string values;
+    for (const i32 index : along_) {
+      const bool is_float = program_.step(index).type == expression::Type::kFloat;
+      line(2, is_float ? "Real" : "i32", " x", index, ";");
+      values += sentence(values.empty() ? "" : ", ", "x", index);
+    }
+    line(1, "};");
+    line(1, "static constexpr i32 kDiagonalWords = ", along_.size(), ";");
+    line(1, "static Diagonal diagonal(const ExpressionParams& e, const Row& row,");
+    line(1, "                         const Column& column, bool& outside) {");
+    if (!along_.empty()) {
+      const Goal goal = goal_of(program_, along_);
+      write_steps(goal.pair, 2);
+    }
+    line(2, "return {", values, "};");
+    line(1, "}");
+  }
+
+  // The steps of a pair that are not the same along its diagonal.
+  void write_pair(const std::vector<i32>& list) {
+    std::vector<i32> own;
+    for (const i32 index : list) {
+      if (same_along_.empty() || same_along_[static_cast<size_t>(index)] == 0) own.push_back(index);
+    }
+    steps_.along = is_along_;
+    write_steps(own, 2);
+  }
   std::string score() const {
     return problem_.has_score_expression() ? steps_.value(program_.score) : "s";
   }
   void write_score() {
     line(1, "static Real score(const ExpressionParams& e, const Row& row, const Column& column,");
-    line(1, "                  Real s, bool& outside) {");
-    write_steps(program_.score_goal.pair, 2);
+    line(1, "                  const Diagonal& diagonal, Real s, bool& outside) {");
+    write_pair(program_.score_goal.pair);
     line(2, "return ", score(), ";");
     line(1, "}");
+    steps_.along.clear();
   }
   void write_mapped() {
     line(1, "static MappedScore<Real> mapped(const ExpressionParams& e, const Row& row,");
-    line(1, "                                const Column& column, Real s, bool& outside) {");
-    write_steps(program_.slope_goal.pair, 2);
+    line(1, "    const Column& column, const Diagonal& diagonal, Real s, bool& outside) {");
+    write_pair(program_.slope_goal.pair);
     line(2, "return {", score(), ", ",
          program_.slope >= 0 ? steps_.value(program_.slope) : "Real(1)", "};");
     line(1, "}");
+    steps_.along.clear();
   }
   // What differentiate() adds to.
   void write_reads() {
@@ -219,7 +279,10 @@ class Writer {
   const Problem& problem_;
   const Program& program_;
   StepText steps_;
-  Goal all_;  // of which row and column are used
+  Goal all_;                      // of which row and column are used
+  std::vector<i32> along_;        // members of a diagonal
+  std::vector<char> is_along_;    // of each step
+  std::vector<char> same_along_;  // whether it is the same along diagonals; empty: not looked at
   std::string text_;
 };
 

@@ -73,8 +73,13 @@ struct ScoreOptions {
 
   // Whether scores are more than a positive scale times dot(q, k), where they are visible.
   constexpr bool scales_scores() const {
-    return negative_scale || score_mod || alibi || bias != DType::kNone || documents || user.score;
+    return negative_scale || score_mod || alibi || bias != DType::kNone || user.score;
   }
+
+  // Whether those are in nats when the softmax multiplies them, as a user has them; else in log2.
+  constexpr bool has_nats() const { return user.score; }
+  // How many of what scores are in, as many as one nat.
+  constexpr float per_nat() const { return has_nats() ? 1.f : kLog2E<float>; }
 
   // Whether arrays or a user's expression say which pairs are visible, or change their scores.
   constexpr bool has_pair_terms() const {

@@ -97,6 +97,11 @@ void set_per_pair(ForwardSm90Config& config, const Facts& facts) {
     const i32 warpgroups = is_simple && facts.widest <= 128 && !facts.fit_at_once_two ? 3 : 2;
     return set_tile(config, warpgroups, 64, facts.widest <= 64 ? 3 : 2, warpgroups);
   }
+  const bool is_own = score.user.score && !score.user.mask && score.bias == DType::kNone &&
+                      !score.mask && !score.documents && !score.dropout && !score.varlen;
+  if (is_own && facts.widest <= 128 && !facts.fit_at_once_two) {
+    return set_tile(config, 3, 64, facts.widest <= 64 ? 4 : 3, 3);
+  }
   const i32 stages = facts.widest <= 64 ? 6 : facts.widest <= 128 ? 4 : 2;
   set_tile(config, 2, 64, stages, min(stages, 4));
 }

@@ -219,7 +219,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   // S^T -= row_max in large rows, whose lse is relative to it.
   void shift_large_scores(Scores& S) const {
     if (!has_large_scores(at)) return;
-    const LargeScores large(kConfig.scales_scores() ? kLn2<float> : params.scale);
+    const LargeScores large(kConfig.scales_scores() ? 1 / kConfig.score.per_nat() : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
       const ptx::F32x2 row_max = ptx::load_shared_f32x2(lse_address(i) + kLseBlock * 4);
@@ -235,7 +235,8 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
       const ptx::F32x2 lse = ptx::load_shared_f32x2(lse_address(i));
 #pragma unroll
       for (i32 e = 0; e < 4; ++e) {
-        const float factor = kConfig.scales_scores() ? 1.f : params.scale_log2;
+        const float factor =
+            kConfig.scales_scores() ? kLog2E<float> / kConfig.score.per_nat() : params.scale_log2;
         S[i + e] = ptx::exp2_volatile(ptx::fma(S[i + e], factor, -lse.word[e % 2]));
       }
     }

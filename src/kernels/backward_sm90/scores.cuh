@@ -10,6 +10,7 @@
 
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/common/array_access.cuh"
+#include "kernels/common/diagonals.cuh"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
@@ -93,6 +94,7 @@ template <BackwardSm90Config kConfig>
 struct KeyTerms {
   static constexpr i32 kFloats = kConfig.q_rows / 2;
   using Scores = float[kFloats];
+  static constexpr float kPerNat = kConfig.score.per_nat();
 
   const BackwardParams& params;
   const BackwardTile& work_tile;
@@ -114,13 +116,14 @@ struct KeyTerms {
     float alibi = 0;
     if constexpr (kConfig.score.alibi) {
       const ArrayView& array = params.attention.alibi_slopes;
-      alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kLog2E<float>;
+      alibi = load_real<float>(array, array.offset(index, head, 0, 0)) * kPerNat;
     }
+    const float scale = kConfig.score.has_nats() ? params.scale : params.scale_log2;
 #pragma unroll
     for (i32 i = 0; kConfig.scales_scores() && i < kFloats; ++i) {
-      float s = S[i] * params.scale_log2;
+      float s = S[i] * scale;
       if constexpr (kConfig.score.score_mod) {
-        s = modified_log2(params.score_mod, S[i], slopes[i]);
+        s = modified_log2(params.score_mod, S[i], slopes[i]) * (kPerNat / kLog2E<float>);
       }
       if constexpr (kConfig.score.alibi) {
         const float away =
@@ -154,21 +157,34 @@ struct KeyTerms {
     ExpressionPair at{index, head, work_tile.batch_kv_head % params.heads_kv, shape.q_len,
                       shape.kv_len};
     bool outside = false;  // the forward pass has said so
+    const auto pair = [&](i32 i, i32 j) {
+      at.i = min(i, shape.q_len - 1);
+      at.p = shape.position(at.i);
+      at.j = min(j, shape.kv_len - 1);
+      return at;
+    };
+    const i32 lane = i32(ptx::thread_index()) % 32;
+    const Diagonals<User, kConfig.q_rows, User::kDiagonalWords != 0 && kConfig.score.user.score>
+        diagonals(&e, [&](i32 keys, i32 queries) {
+          return pair(query - lane % 4 * 2 + queries, key - lane / 4 + keys);
+        });
+    decltype(diagonals.at(0, 0)) before[2] = {diagonals.at(0, 0), diagonals.at(0, 1)};
 #pragma unroll
     for (i32 i = 0; i < kFloats; i += 4) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        at.i = min(query_of(i + c), shape.q_len - 1);
-        at.p = shape.position(at.i);
-        const typename User::Row row = User::row(e, at, outside);
+        const auto diagonal = diagonals.at(i / 4 + 1, c);
 #pragma unroll
         for (i32 f = i + c; f < i + 4; f += 2) {
-          at.j = min(key_of(f), shape.kv_len - 1);
-          const typename User::Column column = User::column(e, row, at, outside);
+          const ExpressionPair of = pair(query_of(i + c), key_of(f));
+          const typename User::Row row = User::row(e, of, outside);
+          const typename User::Column column = User::column(e, row, of, outside);
           if constexpr (kConfig.score.user.score) {
-            const auto mapped = User::mapped(e, row, column, S[f] * kLn2<float>, outside);
+            const auto& along =
+                diagonal_of<User>(e, row, column, f < i + 2 ? diagonal : before[c], outside);
+            const auto mapped = User::mapped(e, row, column, along, S[f], outside);
             if (kConfig.score.bias == DType::kNone || S[f] != -kInfinity<float>) {
-              S[f] = mapped.score * kLog2E<float>;
+              S[f] = mapped.score;
             }
             slopes[f] = kConfig.score.score_mod ? slopes[f] * mapped.slope : mapped.slope;
           }
@@ -176,6 +192,7 @@ struct KeyTerms {
             if (hides && !User::shows(e, row, column, outside)) S[f] = -kInfinity<float>;
           }
         }
+        before[c] = diagonal;
       }
     }
   }
@@ -202,7 +219,7 @@ struct KeyTerms {
         if constexpr (!kConfig.tiled_bias) {
           bias[e] = load_real<float>(array, offset_of(array, i + e));
         }
-        S[i + e] = add_bias<kExactly>(S[i + e], bias[e]);
+        S[i + e] = add_bias<kExactly, kConfig.score.has_nats()>(S[i + e], bias[e]);
       }
     }
   }

@@ -35,8 +35,10 @@ struct MappedScore {
 // rows of a key, so that a kernel computes it once.
 //   static Row row(e, pair, outside)                     of a pair: b, h, hk, lengths, i, p
 //   static Column column(e, row, pair, outside)          j, and what is the same for the head
-//   static Real score(e, row, column, s, outside)
-//   static MappedScore<Real> mapped(e, row, column, s, outside)
+//   static Diagonal diagonal(e, row, column, outside)    what the key less the row tells, of
+//                                                        kDiagonalWords words of 32 bits
+//   static Real score(e, row, column, diagonal, s, outside)
+//   static MappedScore<Real> mapped(e, row, column, diagonal, s, outside)
 //   static bool shows(e, row, column, outside)
 //   static constexpr bool kReadsSegments                 positions of rows and keys come from them
 // Where there is a mask, also what it can be over a box of pairs, of values of rows, or keys, from
@@ -65,14 +67,8 @@ struct UserPair {
 
   UserPair(const ExpressionParams& e_, const ExpressionPair& pair)
       : e(e_), row(User::row(e, pair, outside)), column(User::column(e, row, pair, outside)) {}
-};
 
-// What a thread keeps of its rows between blocks of keys; nothing without an expression.
-template <class Math, i32 kCount, bool kHas>
-struct UserRows {};
-template <class Math, i32 kCount>
-struct UserRows<Math, kCount, true> {
-  typename UserExpression<Math>::Row row[kCount];
+  typename User::Diagonal diagonal() { return User::diagonal(e, row, column, outside); }
 };
 
 inline void report_outside(const ExpressionParams& e, bool outside) {

@@ -49,6 +49,22 @@ inline void hide_outside(float (&S)[kFloats], i32 r, i32 begin, i32 end) {
   });
 }
 
+// ---- Exchange between lanes ---------------------------------------------------------------------
+
+template <i32 kCount>
+struct Words {
+  u32 word[kCount];
+};
+
+// The value of lane `lane`, of whole words.
+template <class T>
+T value_of_lane(const T& x, u32 lane) {
+  auto words = __builtin_bit_cast(Words<i32(sizeof(T)) / 4>, x);
+#pragma unroll
+  for (u32& word : words.word) word = u32(ptx::shuffle(i32(word), lane));
+  return __builtin_bit_cast(T, words);
+}
+
 // ---- Exchange between the four lanes of a quad --------------------------------------------------
 
 // Word i of lane l goes to word l of lane i: that brings neighbours of a row into one lane, or

@@ -251,7 +251,7 @@ struct Head {
     const Real s = capped + added(i, j);
     if constexpr (kUser.score) {
       UserPair<User> at(expression_of(p), pair(i, j));
-      const Real mapped = User::score(at.e, at.row, at.column, s, at.outside);
+      const Real mapped = User::score(at.e, at.row, at.column, at.diagonal(), s, at.outside);
       report_outside(at.e, at.outside);
       return mapped;
     }
@@ -262,7 +262,8 @@ struct Head {
   Real user_slope(Real capped, i64 i, i64 j) const {
     if constexpr (kUser.score) {
       UserPair<User> at(expression_of(p), pair(i, j));
-      return User::mapped(at.e, at.row, at.column, capped + added(i, j), at.outside).slope;
+      const Real s = capped + added(i, j);
+      return User::mapped(at.e, at.row, at.column, at.diagonal(), s, at.outside).slope;
     }
     return Real(1);
   }

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From dot products in a wgmma fragment to scores in log2, for problems in which that is
-// more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, score modifier,
-// ALiBi, bias, in the order of attention/score_mod.cuh, a user's; then masks, documents and
-// dropout. Runs before the interval mask, since -inf times a factor would be visible again. Arrays
-// have any strides, so their elements come one by one from global memory, through the caches;
-// dropout is arithmetic alone.
+// From dot products in a wgmma fragment to scores in log2, of a user's in nats, for problems in
+// which that is more than one positive factor (kConfig.maps_scores()): a scale of 0 or below, score
+// modifier, ALiBi, bias, in the order of attention/score_mod.cuh, a user's; then masks, documents
+// and dropout. Runs before the interval mask, since -inf times a factor would be visible again.
+// Arrays have any strides, so their elements come one by one from global memory, through the
+// caches; dropout is arithmetic alone.
 #pragma once
 
 #include "kernels/common/array_access.cuh"
@@ -15,6 +15,7 @@
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/pair_tiles_sm90.cuh"
+#include "kernels/common/user_pairs_sm90.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/forward_sm90/storage.cuh"
@@ -30,27 +31,20 @@ inline float bias_log2(float added) {
   return scaled > kLargestFloat && added <= kLargestFloat ? kLargestFloat : scaled;
 }
 
-// A score in log2 with a bias. kExactly: -inf hides even what is not finite, and finite ones stay
-// so. Else both leave NaN, or a row that saw nothing, which is computed again: two instructions for
-// eight.
-template <bool kExactly>
+// A score in log2, or in nats, with a bias. kExactly: -inf hides even what is not finite, and
+// finite ones stay so. Else both leave NaN, or a row that saw nothing, which is computed again: two
+// instructions for eight.
+template <bool kExactly, bool kNats>
 inline float add_bias(float s, float added) {
-  if constexpr (!kExactly) return s + ptx::mul(added, kLog2E<float>);
-  return added == -kInfinity<float> ? added : s + bias_log2(added);
+  if constexpr (!kExactly) return s + (kNats ? added : ptx::mul(added, kLog2E<float>));
+  return added == -kInfinity<float> ? added : s + (kNats ? added : bias_log2(added));
 }
-
-// Where only scores are wanted. Else: an operator()(i, slope, s) that is given the slope of pair i
-// and the score before it.
-struct IgnoreSlopes {
-  static constexpr bool kWanted = false;
-};
 
 template <ForwardSm90Config kConfig>
 struct PairTerms {
   using Scores = float[kConfig.score_floats()];
   static constexpr float kDropped = -0.f;
   static constexpr UserTerms kUser = kConfig.score.user;
-  using UserMath = FastMath<typename ElementOf<kConfig.dtype>::Real>;
 
   const AttentionParams& arrays;
   i32 kv_len;
@@ -62,21 +56,19 @@ struct PairTerms {
   i64 q_id[2];
   i64 kv_ids;  // offset of the sequence's first
   Dropout dropout;
-  const ExpressionParams* expression;  // with kUser
-  UserRows<UserMath, 2, kUser.any()> user;
+  UserPairs<kConfig> user;
 
   // Rows and keys past the end read the last one; their results are not used.
   PairTerms(const AttentionParams& arrays_, const SeqlenInfo& seqlen, const QueryBlock& block,
-            i32 first_row, const ExpressionParams* expression_)
+            i32 first_row, const ExpressionParams* expression)
       : arrays(arrays_),
         kv_len(seqlen.shape.kv_len),
         kv_begin(seqlen.kv_begin),
-        expression(expression_) {
+        user(arrays_, seqlen, block, first_row, expression) {
     const i32 q_len = seqlen.shape.q_len;
     for (i32 r = 0; r < 2; ++r) {
       row[r] = first_row + 8 * r;
       const i32 i = max(min(row[r], q_len - 1), 0);
-      if constexpr (kUser.any()) find_user_row(seqlen.shape, block, r, i);
       if constexpr (has_bias()) bias[r] = arrays.bias.offset(block.batch, block.head, i, 0);
       if constexpr (kConfig.score.mask) {
         mask[r] = arrays.mask.offset(block.batch, block.head, i, 0);
@@ -99,23 +91,30 @@ struct PairTerms {
     }
   }
 
-  // The key of S[i + c]; past the end the last.
-  i32 key_of(i32 first_key, i32 i, i32 c) const {
-    return min(first_key + i * 2 + i32(ptx::thread_index()) % 4 * 2 + c, kv_len - 1);
-  }
+  // What is known of a block of keys before its products are.
+  struct KeyBlock {
+    i32 first_key;
+    typename UserPairs<kConfig>::Along along;
+  };
+  KeyBlock keys(i32 first_key) const { return {first_key, user.along(first_key)}; }
 
   // Adds the bias, asks the user's expression and hides pairs, on scores in log2. kPlain: what was
   // asked of the block as a whole, documents and a user's mask, hides none. kWhole: no interval
   // mask cuts the block, so that an index out of range is a visible pair's. kExactly: as add_bias.
   // take_slope: as IgnoreSlopes.
   template <bool kPlain, bool kWhole, bool kExactly, class TakeSlope>
-  void apply(Scores& S, i32 first_key, const PairTile<kConfig>& tile, TakeSlope& take_slope) const {
+  void apply(Scores& S, const KeyBlock& keys, const PairTile<kConfig>& tile,
+             TakeSlope& take_slope) const {
+    const i32 first_key = keys.first_key;
     constexpr bool kDocuments = kConfig.score.documents && !(kPlain && kConfig.skips_documents);
     constexpr bool kMask = kUser.mask && !(kPlain && kConfig.score.mask_tiles);
     constexpr bool kAsks = kUser.score;  // else a mask is asked apart
     constexpr bool kKeepsRange = kExactly || !kConfig.tiled_bias;
     if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks && !kMask) return;
     if (kv_len == 0) return;  // nothing to read
+    if constexpr (kAsks && !has_bias() && !kConfig.score.mask && !kDocuments && !kMask) {
+      return user.template map<kWhole>(S, first_key, keys.along, take_slope);
+    }
     bool outside = false;
 #pragma unroll
     for (i32 i = 0; i < kConfig.score_floats(); i += 4) {
@@ -128,7 +127,7 @@ struct PairTerms {
       }
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        const i64 key = key_of(first_key, i, c);
+        const i64 key = key_of_pair(first_key, i, c, kv_len);
         i64 kv_id = 0;
         if constexpr (kDocuments) {
           kv_id = load_id(arrays.kv_ids, kv_ids + key * arrays.kv_ids.strides[3]);
@@ -140,15 +139,11 @@ struct PairTerms {
             const float added = kConfig.tiled_bias
                                     ? tile_bias[r].word[c]
                                     : load_bias(bias[r] + key * arrays.bias.strides[3]);
-            s = add_bias<kKeepsRange>(s, added);
+            s = add_bias<kKeepsRange, kConfig.score.has_nats()>(s, added);
           }
           if constexpr (kAsks) {
-            const MappedScore<float> mapped =
-                user_log2<TakeSlope::kWanted, kMask>(s, r, static_cast<i32>(key), outside);
-            if constexpr (TakeSlope::kWanted) {
-              take_slope(i + 2 * r + c, mapped.slope, s * kLn2<float>);
-            }
-            s = mapped.score;
+            s = user.template score_of<kMask>(s, r, static_cast<i32>(key), NoDiagonal{}, outside,
+                                              i + 2 * r + c, take_slope);
           }
           if constexpr (kConfig.score.mask) {
             const bool hides = kConfig.tiled_mask
@@ -162,8 +157,8 @@ struct PairTerms {
         }
       }
     }
-    if constexpr (kAsks && kWhole) report_outside(*expression, outside);
-    if constexpr (kMask && !kAsks) hide_by_user<kWhole>(S, first_key);
+    if constexpr (kAsks && kWhole) report_outside(*user.expression, outside);
+    if constexpr (kMask && !kAsks) user.template hide<kWhole>(S, first_key);
   }
 
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
@@ -191,75 +186,6 @@ struct PairTerms {
   }
 
  private:
-  using User = UserExpression<UserMath>;
-
-  // Where the user has a mask alone. What it shows becomes bits first, which takes no score: among
-  // the scores the assembler would serialise the products (C7514).
-  template <bool kWhole>
-  void hide_by_user(Scores& S, i32 first_key) const {
-    constexpr i32 kCount = kConfig.kv_rows / 2;
-    u32 hidden[ceil_div(kCount, 32)] = {};
-    bool outside = false;
-#pragma unroll
-    for (i32 i = 0; i < kCount; i += 4) {
-#pragma unroll
-      for (i32 c = 0; c < 2; ++c) {
-        ExpressionPair pair{};
-        pair.j = key_of(first_key, i, c);
-        bool beyond = false;
-        const typename User::Column column = User::column(*expression, user.row[0], pair, beyond);
-#pragma unroll
-        for (i32 r = 0; r < 2; ++r) {
-          bool beyond_too = beyond;
-          const bool shown = User::shows(*expression, user.row[r], column, beyond_too);
-          const i32 at = i + 2 * r + c;
-          hidden[at / 32] |= shown ? 0u : 1u << at % 32;
-          outside |= shown && beyond_too && (!has_bias() || S[at] != -kInfinity<float>);
-        }
-      }
-    }
-    if constexpr (kWhole) report_outside(*expression, outside);
-#pragma unroll
-    for (u32& word : hidden) ptx::compute_here(word);
-#pragma unroll
-    for (i32 i = 0; i < kCount; ++i) {
-      if ((hidden[i / 32] >> i % 32 & 1) != 0) S[i] = -kInfinity<float>;
-    }
-  }
-
-  void find_user_row(const SequenceShape& shape, const QueryBlock& block, i32 r, i32 i) {
-    const u32 group = u32(arrays.heads_q) / u32(arrays.heads_kv);
-    bool outside = false;
-    user.row[r] = User::row(*expression,
-                            {block.batch, block.head, i32(u32(block.head) / group), shape.q_len,
-                             shape.kv_len, i, 0, shape.position(i)},
-                            outside);
-    report_outside(*expression, outside);
-  }
-
-  // What the user makes of a score in log2, -inf where the mask hides the pair, whatever the score
-  // is then, and where the bias has; and the slope of that.
-  template <bool kSlope, bool kMask>
-  MappedScore<float> user_log2(float s, i32 r, i32 key, bool& outside) const {
-    ExpressionPair pair{};
-    pair.j = key;
-    bool beyond = false;
-    const typename User::Column column = User::column(*expression, user.row[r], pair, beyond);
-    MappedScore<float> mapped{s, 1};
-    if constexpr (kUser.score && kSlope) {
-      mapped = User::mapped(*expression, user.row[r], column, s * kLn2<float>, beyond);
-    } else if constexpr (kUser.score) {
-      mapped.score = User::score(*expression, user.row[r], column, s * kLn2<float>, beyond);
-    }
-    if constexpr (kUser.score) mapped.score *= kLog2E<float>;
-    bool shown = !has_bias() || s != -kInfinity<float>;
-    if constexpr (kMask) {
-      shown = shown && User::shows(*expression, user.row[r], column, beyond);
-    }
-    outside = outside || (shown && beyond);
-    return {shown ? mapped.score : -kInfinity<float>, mapped.slope};
-  }
-
   static constexpr bool has_bias() { return kConfig.score.bias != DType::kNone; }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
@@ -277,10 +203,11 @@ struct PairTerms {
 template <ForwardSm90Config kConfig>
 struct FragmentScores {
   const ForwardParams& params;
-  float slope_log2 = 0;    // of the head
+  float slope = 0;         // of the head, in what scores are in
   float position[2] = {};  // of the thread's two rows among the keys, less its first column
 
   PairTerms<kConfig> pairs;
+  static constexpr float kPerNat = kConfig.score.per_nat();
 
   // first_row: of this thread in the sequence.
   FragmentScores(const ForwardParams& params_, const SeqlenInfo& seqlen, const QueryBlock& block,
@@ -288,8 +215,7 @@ struct FragmentScores {
       : params(params_), pairs(params_.attention, seqlen, block, first_row, expression) {
     if constexpr (kConfig.score.alibi) {
       const ArrayView& slopes = params.attention.alibi_slopes;
-      slope_log2 =
-          load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kLog2E<float>;
+      slope = load_real<float>(slopes, slopes.offset(block.batch, block.head, 0, 0)) * kPerNat;
       const i32 column = ptx::thread_index() % 4 * 2;
       for (i32 r = 0; r < 2; ++r) {
         position[r] = static_cast<float>(seqlen.shape.position(first_row + 8 * r) - column);
@@ -297,50 +223,53 @@ struct FragmentScores {
     }
   }
 
-  // first_key: of the block, tile: of its pairs. kPlain, kWhole, kExactly: as of the terms of
-  // pairs.
+  using KeyBlock = typename PairTerms<kConfig>::KeyBlock;
+  KeyBlock keys(i32 first_key) const { return pairs.keys(first_key); }
+
+  // tile: of the block's pairs. kPlain, kWhole, kExactly: as of the terms of pairs.
   static constexpr bool kUncut =
       kConfig.score.mask_kind == MaskKind::kNone && !kConfig.score.blocks;
   template <bool kPlain = false, bool kWhole = kUncut, bool kExactly = false>
-  void apply(float (&S)[kConfig.score_floats()], i32 first_key,
+  void apply(float (&S)[kConfig.score_floats()], const KeyBlock& keys,
              const PairTile<kConfig>& tile) const {
     IgnoreSlopes ignore;
-    apply<kPlain, kWhole, kExactly>(S, first_key, tile, ignore);
+    apply<kPlain, kWhole, kExactly>(S, keys, tile, ignore);
   }
   void apply_exactly(float (&S)[kConfig.score_floats()], i32 first_key,
                      const PairTile<kConfig>& tile) const {
-    apply<false, kUncut, true>(S, first_key, tile);
+    apply<false, kUncut, true>(S, keys(first_key), tile);
   }
   template <bool kPlain, class TakeSlope>
-  void apply(float (&S)[kConfig.score_floats()], i32 first_key, const PairTile<kConfig>& tile,
-             bool exactly, TakeSlope& take_slope) const {
+  void apply(float (&S)[kConfig.score_floats()], const KeyBlock& keys,
+             const PairTile<kConfig>& tile, bool exactly, TakeSlope& take_slope) const {
     if (exactly) {
-      apply<kPlain, false, true>(S, first_key, tile, take_slope);
+      apply<kPlain, false, true>(S, keys, tile, take_slope);
     } else {
-      apply<kPlain, false, false>(S, first_key, tile, take_slope);
+      apply<kPlain, false, false>(S, keys, tile, take_slope);
     }
   }
   template <bool kPlain, bool kWhole, bool kExactly, class TakeSlope>
-  void apply(float (&S)[kConfig.score_floats()], i32 first_key, const PairTile<kConfig>& tile,
-             TakeSlope& take_slope) const {
+  void apply(float (&S)[kConfig.score_floats()], const KeyBlock& keys,
+             const PairTile<kConfig>& tile, TakeSlope& take_slope) const {
     if constexpr (!kConfig.maps_scores()) return;
-    const float distance[2] = {position[0] - static_cast<float>(first_key),
-                               position[1] - static_cast<float>(first_key)};
+    const float scale = kConfig.score.has_nats() ? params.scale : params.scale_log2;
+    const float distance[2] = {position[0] - static_cast<float>(keys.first_key),
+                               position[1] - static_cast<float>(keys.first_key)};
 #pragma unroll
     for (i32 i = 0; kConfig.scales_scores() && i < kConfig.score_floats(); ++i) {
       float s = S[i];
       if constexpr (kConfig.score.score_mod) {
-        s = modified_log2(params.score_mod, s);
+        s = modified_log2(params.score_mod, s) * (kPerNat / kLog2E<float>);
       } else {
-        s *= params.scale_log2;
+        s *= scale;
       }
       if constexpr (kConfig.score.alibi) {
         const float away = distance[i / 2 % 2] - static_cast<float>(i / 4 * 8 + i % 2);
-        s = ptx::fma(-slope_log2, away < 0 ? -away : away, s);
+        s = ptx::fma(-slope, away < 0 ? -away : away, s);
       }
       S[i] = s;
     }
-    pairs.template apply<kPlain, kWhole, kExactly>(S, first_key, tile, take_slope);
+    pairs.template apply<kPlain, kWhole, kExactly>(S, keys, tile, take_slope);
   }
 };
 

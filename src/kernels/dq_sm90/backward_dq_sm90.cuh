@@ -125,18 +125,22 @@ struct BackwardDqConsumer
   template <bool kPartial>
   void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs,
                        QueryCaptures<kConfig>& captures, i32 j) {
+    const auto keys = pairs.scores.keys(j * kConfig.kv_rows);  // under the products
     ptx::wgmma_wait<1>();
     auto slopes = pairs.terms.slopes(S);
     const bool exactly =  // of large biases
         !kConfig.tiled_bias || !kConfig.score.stats || kConfig.score.user.captures ||
         pairs.terms.has_large_scores;
-    pairs.scores.template apply<!kPartial>(S, j * kConfig.kv_rows, pair_tiles.tile(warpgroup),
-                                           exactly, slopes);
+    pairs.scores.template apply<!kPartial>(S, keys, pair_tiles.tile(warpgroup), exactly, slopes);
     pair_tiles.release();
     if constexpr (kPartial)
       hide_keys<kConfig>(S, pairs.visible, j * kConfig.kv_rows + first_column());
-    pairs.terms.shift_large_scores(S);
-    pairs.terms.exponentiate(S);
+    if (kConfig.score.stats && pairs.terms.has_large_scores) {
+      pairs.terms.shift_large_scores(S);
+      pairs.terms.exponentiate(S);
+    } else {
+      pairs.terms.exponentiate(S);
+    }
     ptx::wgmma_wait<0>();
     release(shared.v().empty(kv_at));
     pairs.terms.drop(dP, pairs.scores, j * kConfig.kv_rows);

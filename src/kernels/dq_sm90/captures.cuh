@@ -27,10 +27,6 @@ inline void halve(float (&x)[kSize], i32& first, bool is_upper, const Exchange& 
   if (is_upper) first += kHalf;
 }
 
-inline float value_at_lane(float x, u32 lane) {
-  return __builtin_bit_cast(float, ptx::shuffle(__builtin_bit_cast(i32, x), lane));
-}
-
 // With a user's score whose captures have gradients; else nothing.
 template <ForwardSm90Config kConfig, bool kHas = kConfig.score.user.captures>
 struct QueryCaptures {
@@ -42,7 +38,7 @@ struct QueryCaptures {
 
 template <ForwardSm90Config kConfig>
 struct QueryCaptures<kConfig, true> {
-  using User = UserExpression<typename PairTerms<kConfig>::UserMath>;
+  using User = typename UserPairs<kConfig>::User;
   using Scores = float[kConfig.kv_rows / 2];
   static constexpr i32 kBlocks = kConfig.kv_rows / 8;  // of the fragment: 16 rows, 8 keys
   static constexpr i32 kDiagonals = kBlocks + 2;       // of 8 each: of a warp
@@ -70,7 +66,7 @@ struct QueryCaptures<kConfig, true> {
   }
 
  private:
-  const ExpressionParams& e() const { return *pairs.expression; }
+  const ExpressionParams& e() const { return *pairs.user.expression; }
   static u32 lane() { return ptx::thread_index() % 32; }
   static i32 row_of_lane() { return i32(lane() / 4); }   // g, of a fragment
   static i32 pair_of_lane() { return i32(lane() % 4); }  // t: columns 2t and 2t + 1
@@ -103,7 +99,7 @@ struct QueryCaptures<kConfig, true> {
     for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        const typename User::Column column = column_at(pairs.key_of(first_key, i, c));
+        const typename User::Column column = column_at(key_of_pair(first_key, i, c, pairs.kv_len));
 #pragma unroll
         for (i32 r = 0; r < 2; ++r) {
           const i32 at = i + 2 * r + c;
@@ -193,7 +189,7 @@ struct QueryCaptures<kConfig, true> {
     }
     const auto from = [&](i32 distance, i32 steps) {  // of g, of t
       const u32 other = (lane() ^ u32(4 * distance)) / 4 * 4 + u32((t + steps) & 3);
-      return [=](float sent) { return value_at_lane(sent, other); };
+      return [=](float sent) { return value_of_lane(sent, other); };
     };
     const bool odd = (g & 1) != 0;
     constexpr i32 kHalf = (kDiagonals + 1) / 2, kQuarter = (kHalf + 1) / 2;

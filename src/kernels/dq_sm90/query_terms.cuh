@@ -68,7 +68,7 @@ struct QueryTerms {
   // Scores relative to row_max in large rows, as lse is.
   void shift_large_scores(Scores& S) const {
     if (!kConfig.score.stats || !has_large_scores) return;
-    const LargeScores large(kConfig.scales_scores() ? kLn2<float> : params.scale);
+    const LargeScores large(kConfig.scales_scores() ? 1 / kConfig.score.per_nat() : params.scale);
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) S[i] = large.shifted(S[i], row_max[i / 2 % 2]);
   }
@@ -77,7 +77,8 @@ struct QueryTerms {
   void exponentiate(Scores& S) const {
 #pragma unroll
     for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) {
-      const float factor = kConfig.scales_scores() ? 1.f : params.scale_log2;
+      const float factor =
+          kConfig.scales_scores() ? kLog2E<float> / kConfig.score.per_nat() : params.scale_log2;
       S[i] = ptx::exp2_volatile(ptx::fma(S[i], factor, -lse[i / 2 % 2]));
     }
   }

@@ -149,7 +149,10 @@ struct ForwardWarpgroup : ConsumerThread<kConfig.warpgroups, kConfig.ping_pong> 
   const ForwardArguments& arguments() const {
     return reinterpret_cast<const ForwardArguments&>(maps);
   }
-  float softmax_factor() const { return kConfig.scales_scores() ? 1.f : params.scale_log2; }
+  float softmax_factor() const {
+    if constexpr (kConfig.scales_scores()) return kLog2E<float> / kConfig.score.per_nat();
+    return params.scale_log2;
+  }
   // Of e4m3, what scores are multiplied by beside that: the scales of q and k of a head, as a sign,
   // which may be 0 or NaN, and a positive number.
   struct OperandScale {

@@ -78,7 +78,7 @@ struct ForwardConsumer {
     wg.find_visible_keys(rows.visible, work);
     ptx::wgmma_wait<0>();
     wg.release_k();
-    rows.scores.apply(S, j * kConfig.kv_rows, wg.pair_tiles.tile(wg.warpgroup));
+    rows.scores.apply(S, rows.scores.keys(j * kConfig.kv_rows), wg.pair_tiles.tile(wg.warpgroup));
     wg.pair_tiles.release();
     wg.sign_scores(S, rows.sign);
     if (j >= blocks.full_end || j < blocks.full_begin) {
@@ -125,13 +125,14 @@ struct ForwardConsumer {
       issue_block<kConfig>(O, block, P, wg.v_tile(), rows.begun);
       rows.begun = true;
       wg.ping_pong_arrive();
-      ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     }
+    const auto keys = rows.scores.keys(j * kConfig.kv_rows);  // under the products
+    if constexpr (!kConfig.adds_in_parts()) ptx::wgmma_wait<kConfig.overlap ? 1 : 0>();
     wg.release_k();
     // S = scores in log2, -inf where hidden; all this under the product above
     constexpr bool kWhole = kMask == MaskKind::kNone;
     rows.scores.template apply<kWhole, kWhole || FragmentScores<kConfig>::kUncut>(
-        S, j * kConfig.kv_rows, wg.pair_tiles.tile(wg.warpgroup));
+        S, keys, wg.pair_tiles.tile(wg.warpgroup));
     wg.pair_tiles.release();
     wg.sign_scores(S, rows.sign);
     if constexpr (kMask != MaskKind::kNone) wg.template apply_mask<kMask>(S, rows.visible, j);

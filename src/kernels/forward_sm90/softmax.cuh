@@ -25,7 +25,10 @@ struct RowSoftmax {
   static constexpr float kLargestSum = kConfig.has_8_bits() ? 448 / kUnitOf8Bits : 0x1p14f;
   using Scores = float[kFloats];
 
-  float factor;  // scale log2(e), c above; 1 where scores come in log2
+  // Whether scores come in log2: c is 1.
+  static constexpr bool kIsLog2 = kConfig.scales_scores() && !kConfig.score.has_nats();
+
+  float factor;  // scale log2(e), c above; log2(e) where scores come in nats
   float row_max[2] = {-kInfinity<float>, -kInfinity<float>};  // scaled, less kHeadroom; -inf:
                                                               // nothing seen yet
   float sum[2] = {0, 0};  // of this thread's columns; of the row after finish()
@@ -82,7 +85,7 @@ struct RowSoftmax {
         old_raw[row] = raw_max[row];
         raw_max[row] = ptx::max(raw_max[row], block_max[row]);
       }
-      block_max[row] *= factor;
+      block_max[row] = scaled_maximum(block_max[row]);
     }
     if constexpr (kHeadroom != 0) {
       block_max[0] -= kHeadroom;
@@ -147,7 +150,7 @@ struct RowSoftmax {
     }
     const float m = kConfig.score.has_tile_lists() ? shift(row) : row_max[row];
     if constexpr (kConfig.score.stats) return is_within(m, 1024);
-    return kConfig.scales_scores() || !kConfig.folded_scale || is_within(m, 0x1p24f);
+    return kIsLog2 || !kConfig.folded_scale || is_within(m, 0x1p24f);
   }
 
   // Natural logarithm of the sum of exponentials; -inf for a row that saw nothing.
@@ -190,6 +193,14 @@ struct RowSoftmax {
     return kHeadroom == 0 ? sum[row] : sum[row] / ptx::exp2(kHeadroom);
   }
 
+  // In log2. With a bias what is finite stays so, as far as it goes.
+  float scaled_maximum(float x) const {
+    const float scaled = x * factor;
+    if constexpr (!kConfig.score.has_nats() || kConfig.score.bias == DType::kNone) return scaled;
+    if (!is_within(x, kLargestFloat)) return scaled;
+    return ptx::max(-kLargestFloat, -ptx::max(-scaled, -kLargestFloat));
+  }
+
   static bool is_within(float x, float limit) { return -limit <= x && x <= limit; }
 
   // Nats, of a score in log2. The largest floats stand for themselves: a bias as large is
@@ -202,7 +213,7 @@ struct RowSoftmax {
 
   template <bool kDifferences>
   float exponent(float s, float m) const {
-    if constexpr (kConfig.scales_scores()) return s - m;
+    if constexpr (kIsLog2) return s - m;
     if constexpr (kDifferences && kHeadroom != 0) return ptx::fma(s - m, factor, kHeadroom);
     if constexpr (kDifferences) return (s - m) * factor;
     if constexpr (kConfig.folded_scale) return ptx::fma(s, factor, -m);

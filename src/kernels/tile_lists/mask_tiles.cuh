@@ -11,6 +11,7 @@
 
 #include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
+#include "kernels/common/fragments.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -18,20 +19,6 @@
 #include "kernels/tile_lists/config.h"
 
 namespace fulmen {
-
-template <i32 kCount>
-struct Words {
-  u32 word[kCount];
-};
-
-// The value of lane `lane`, of whole words.
-template <class T>
-T value_of_lane(const T& x, u32 lane) {
-  auto words = __builtin_bit_cast(Words<i32(sizeof(T)) / 4>, x);
-#pragma unroll
-  for (u32& word : words.word) word = u32(ptx::shuffle(i32(word), lane));
-  return __builtin_bit_cast(T, words);
-}
 
 inline i32 shuffle_xor(i32 x, u32 distance) { return i32(ptx::shuffle_xor(u32(x), distance)); }
 inline float shuffle_xor(float x, u32 distance) { return ptx::shuffle_xor(x, distance); }

@@ -22,6 +22,12 @@ constexpr ForwardSm90Config with_user(UserTerms user, ScoreOptions score) {
           .score = score};
 }
 constexpr ForwardSm90Config kScores = with_user(kScore, {.bias = DType::kFloat32, .stats = true});
+// What scores have the same along diagonals is found for a block of keys at a time.
+constexpr ForwardSm90Config kScoresAlone = [] {
+  ForwardSm90Config config = with_user(kScore, {.mask_kind = MaskKind::kRight, .stats = true});
+  config.warpgroups = 3;
+  return config;
+}();
 constexpr ForwardSm90Config kPairByPair = with_user(kBoth, {.mask_kind = MaskKind::kRight});
 constexpr ForwardSm90Config kTilesOfMask =
     with_user(kMask, {.mask_kind = MaskKind::kBoth, .mask_tiles = true});
@@ -43,6 +49,7 @@ void expect_expressions_agree(unsigned first, unsigned count) {
 
 TEST(Sm90ExpressionsOnHost, Forward) {
   expect_expressions_agree<kScores>(1, 8);
+  expect_expressions_agree<kScoresAlone>(51, 8);
   expect_expressions_agree<kPairByPair>(101, 8);
   expect_expressions_agree<kTilesOfMask>(201, 12);
   expect_expressions_agree<kTilesOfSequences>(301, 12);
@@ -56,6 +63,8 @@ constexpr ForwardSm90Config dq_with_user(UserTerms user, ScoreOptions score) {
 }
 constexpr Kernels kScoreGradients = kernels_of(dq_with_user(
     kScore, {.mask_kind = MaskKind::kRight, .bias = DType::kFloat32, .score_mod = true}));
+constexpr Kernels kScoreGradientsAlone =
+    kernels_of(dq_with_user(kScore, {.mask_kind = MaskKind::kRight}));
 // A mask alone is no option of scores: dQ is made beside dK and dV, or apart where that has an
 // order.
 constexpr Kernels kMaskGradients{
@@ -71,6 +80,7 @@ constexpr Kernels kBothGradients = kernels_of(
 
 TEST(Sm90ExpressionsOnHost, Backward) {
   expect_agreement<kScoreGradients>(1001, 4, false);
+  expect_agreement<kScoreGradientsAlone>(1051, 4, false);
   expect_agreement<kMaskGradients>(1101, 3, false, 290);
   expect_agreement<kMaskGradientsApart>(1151, 2, false, 260);
   expect_agreement<kBothGradients>(1201, 4, false, 260);

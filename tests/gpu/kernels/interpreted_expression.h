@@ -115,16 +115,24 @@ struct UserExpression {
   static Column column(const ExpressionParams&, const Row&, const ExpressionPair& pair, bool&) {
     return {pair.j};
   }
-  static Real score(const ExpressionParams& e, const Row& row, const Column& column, Real s,
-                    bool& outside) {
-    return mapped(e, row, column, s, outside).score;
+  // A score's key is what lies on the pair's diagonal in its row.
+  struct Diagonal {
+    i32 away;
+  };
+  static constexpr i32 kDiagonalWords = 1;
+  static Diagonal diagonal(const ExpressionParams&, const Row& row, const Column& column, bool&) {
+    return {static_cast<i32>(column.j - row.i)};
   }
-  static MappedScore<Real> mapped(const ExpressionParams&, const Row& row, const Column& column,
-                                  Real s, bool&) {
+  static Real score(const ExpressionParams& e, const Row& row, const Column& column,
+                    const Diagonal& diagonal, Real s, bool& outside) {
+    return mapped(e, row, column, diagonal, s, outside).score;
+  }
+  static MappedScore<Real> mapped(const ExpressionParams&, const Row& row, const Column&,
+                                  const Diagonal& diagonal, Real s, bool&) {
     const expression::Program& program = *test::interpreted->program;
     if (program.score < 0) return {s, 1};
-    const auto steps =
-        test::steps_of(program.slope_goal, pair_of(row, column), static_cast<double>(s));
+    const auto steps = test::steps_of(program.slope_goal, pair_of(row, {row.i + diagonal.away}),
+                                      static_cast<double>(s));
     return {static_cast<Real>(steps[static_cast<size_t>(program.score)].real),
             static_cast<Real>(steps[static_cast<size_t>(program.slope)].real)};
   }
