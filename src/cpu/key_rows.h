@@ -177,14 +177,10 @@ struct HeadRows {
   i64 row_bytes;
   i64 heads;
   i64 head_bytes;
-  i64 at_once;  // keys of a step
+  i64 at_once;      // keys of a step
+  i64 bytes_ahead;  // from what is multiplied to what is asked for
 
-  // From what is multiplied to what is asked for: about 8 KiB, which memory gives a core in the
-  // time that it takes to answer.
-  i64 steps_ahead() const {
-    constexpr i64 kBytesAhead = 8192;
-    return max<i64>(1, kBytesAhead / (at_once * max<i64>(1, row_bytes)));
-  }
+  i64 steps_ahead() const { return max<i64>(1, bytes_ahead / (at_once * max<i64>(1, row_bytes))); }
 
   // What step `step` reads; no rows past the last step.
   KeyList step(i64 step) const {
@@ -193,19 +189,24 @@ struct HeadRows {
   }
 };
 
-// How many keys a step has: whole units where it is one head's, or so many inside a token.
+// How many keys a step has: whole units where it is one head's, or so many inside a token; and how
+// far ahead keys are asked for.
 struct KeysOfStep {
   i64 unit;
   i64 inside_token;
+  i64 bytes_ahead;
 };
 
 // Inside a token: a vector of keys, or with so few rows that a core has arithmetic to spare, half
 // of one, since tokens that are a multiple of 4 KiB apart share few sets of a first cache, which
 // hold 8 to 12 of them. By tiles, the depth of a product, whatever a core has to spare: sums are
 // then the same however many heads are read together.
+//
+// By vectors 8 KiB are asked for ahead, which memory gives a core in the time that it takes to
+// answer. Tiles ask for what the second cache is to hold, further ahead.
 inline KeysOfStep keys_of_step(bool by_tiles, bool has_few_rows) {
-  if (by_tiles) return {32, 32};
-  return {16, has_few_rows ? 8 : 16};
+  if (by_tiles) return {32, 32, 65536};
+  return {16, has_few_rows ? 8 : 16, 8192};
 }
 
 inline void list_rows(const Source& source, i64 count, const void** rows) {
@@ -220,6 +221,22 @@ inline i64 keys_at_once(i64 heads, i64 row_bytes, KeysOfStep keys) {
   constexpr i64 kBytes = 16384;
   if (heads > 1) return keys.inside_token;
   return max(kBytes / max<i64>(1, row_bytes) / keys.unit, i64{1}) * keys.unit;
+}
+
+// The `count` rows of k or v of each of `heads` neighbouring heads; rows: where those of the first
+// lie.
+inline HeadRows rows_of_heads(const Tensor& tensor, i64 heads, const void* const* rows, i64 count,
+                              KeysOfStep keys) {
+  const i64 size = size_bytes(tensor.dtype);
+  const i64 row_bytes = tensor.shape[3] * size;
+  return {.rows = rows,
+          .dtype = tensor.dtype,
+          .count = count,
+          .row_bytes = row_bytes,
+          .heads = heads,
+          .head_bytes = tensor.strides[1] * size,
+          .at_once = keys_at_once(heads, row_bytes, keys),
+          .bytes_ahead = keys.bytes_ahead};
 }
 
 // Keys or values of neighbouring heads, read where they lie and nearly in the order of memory: a

@@ -213,15 +213,8 @@ class Split {
                    list_rows(source, count, scratch_.key_rows + listed);
                    listed += count;
                  });
-    const Tensor& tensor = problem_.arrays[array];
-    const i64 size = size_bytes(tensor.dtype);
-    return {.rows = scratch_.key_rows,
-            .dtype = tensor.dtype,
-            .count = listed,
-            .row_bytes = tensor.shape[3] * size,
-            .heads = kv_heads.size(),
-            .head_bytes = tensor.strides[1] * size,
-            .at_once = keys_at_once(kv_heads.size(), tensor.shape[3] * size, keys_of_step(array))};
+    return rows_of_heads(problem_.arrays[array], kv_heads.size(), scratch_.key_rows, listed,
+                         keys_of_step(array));
   }
 
   // Scores or weights, times what the elements of quantised keys or values are multiplied by.

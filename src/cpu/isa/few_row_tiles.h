@@ -93,7 +93,9 @@ struct FewRowTiles {
 
     [[gnu::always_inline]] void ask(i64 lines) {
       for (; lines > 0 && key_ < end_; --lines) {
-        fetch_line(static_cast<const char*>(keys_.ahead[key_]) + keys_.ahead_offset + at_);
+        constexpr int kReads = 0, kIntoSecondCache = 2;
+        __builtin_prefetch(static_cast<const char*>(keys_.ahead[key_]) + keys_.ahead_offset + at_,
+                           kReads, kIntoSecondCache);
         at_ += kLine;
         if (at_ < bytes_) continue;
         at_ = 0;
