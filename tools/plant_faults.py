@@ -99,6 +99,15 @@ class Fault:
             return "its new text is no expression"
         return ""
 
+    def place_error(self, before: str) -> str:
+        """What keeps a branch from standing after the text before it; "" if nothing does."""
+        joined = re.sub(r"//[^\n]*|^ *#[^\n]*", "", before, flags=re.MULTILINE).rstrip()
+        if self.is_statement and not re.search(r"([;{}:)]|\belse)$", joined):
+            return "its old text is the end of a statement: take the expression without its ';'"
+        if not self.is_statement and re.search(r"(?<!if )\bconstexpr\b[^;{}]*$", joined):
+            return "its old text is in a constant, which no fault can change when it runs"
+        return ""
+
     @property
     def number(self) -> int:
         """Of the name alone, so that a new fault changes no other's text."""
@@ -121,9 +130,13 @@ def check(root: Path) -> list[Finding]:
         if wrong := fault.shape_error():
             findings.append(Finding(str(FAULTS), 0, f"{fault.name}: {wrong}"))
         path = root / KERNELS / fault.file
-        if not path.exists() or fault.place(path.read_text(encoding="utf-8")) < 0:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        place = fault.place(text)
+        if place < 0:
             said = f"{fault.name}: its old text is not in {KERNELS / fault.file} exactly once"
             findings.append(Finding(str(FAULTS), 0, said))
+        elif wrong := fault.place_error(text[:place]):
+            findings.append(Finding(str(FAULTS), 0, f"{fault.name}: {wrong}"))
     return findings
 
 

@@ -21,7 +21,7 @@ Request drawn_backward(RandomProblem& random, unsigned need) {
   return to_backward(random, forward, need);
 }
 
-void expect_agreement(RandomProblem& random, const Request& expected, unsigned seed) {
+void expect_gradients_agree(RandomProblem& random, const Request& expected, unsigned seed) {
   const Request actual = with_fresh_outputs(random, expected);
   cpu::scalar_backward(validate(expected, Pointers::kChecked));
   run_tiled(random, actual, 2);
@@ -42,7 +42,7 @@ TEST_P(TiledBackward, AgreesWithTheOracle) {
     const unsigned seed = GetParam() * 50 + part;
     RandomProblem random(seed);
     const Request expected = drawn_backward(random, kAll);
-    expect_agreement(random, expected, seed);
+    expect_gradients_agree(random, expected, seed);
   }
 }
 
@@ -70,7 +70,7 @@ TEST(TiledBackward, WeighsOfWideBlocksThePartThatRowsSee) {
     const Request backward = to_backward(random, forward, 7);
     const Plan plan = choose(validate(backward, Pointers::kChecked), cpu::cpu_device());
     EXPECT_EQ(plan.tile.columns, 256);
-    expect_agreement(random, backward, seed);
+    expect_gradients_agree(random, backward, seed);
   }
 }
 

@@ -94,6 +94,20 @@ def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
     assert "neither" in finding
 
 
+def test_an_old_text_must_stand_where_a_branch_can() -> None:
+    for before in (
+        "a = 0;\n  ",
+        "if (a) ",
+        "else ",
+        "for (;;) {  // b =\n",
+        "a;\n#pragma unroll\n",
+    ):
+        assert not fault("x = f(a);", ";").place_error(before)
+    assert "end of a statement" in fault("f(a) + 1;", "0;").place_error("const int x = 8 * n + ")
+    assert "constant" in fault("a && b", "a").place_error("x;\nstatic constexpr bool kX = ")
+    assert not fault("a && b", "a").place_error("if constexpr (kX) return ")
+
+
 def test_the_list_fits_the_kernels() -> None:
     assert not plant_faults.check(ROOT)
 
