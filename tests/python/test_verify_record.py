@@ -21,14 +21,17 @@ def test_a_record_has_counts_failures_and_kernels(tmp_path: Path) -> None:
         ("u02_b", "simt", "failed", 2.0, "dq: off"),
     ]
     path = tmp_path / "record.json"
-    verify_record.write(str(path), [], lines, 4)
+    verify_record.write(
+        str(path), [], lines, {("u04_d", "simt"), ("u03_c", "sm90"), ("u03_c", "simt")}
+    )
     record = json.loads(path.read_text(encoding="utf-8"))
     assert (record["passed"], record["failed"], record["skipped"], record["not_run"]) == (
         1,
         1,
         1,
-        4,
+        2,
     )
+    assert record["left"] == {"u03_c": ["simt", "sm90"], "u04_d": ["simt"]}
     assert record["implementations"]["simt"] == {"passed": 1, "failed": 1, "skipped": 0}
     failure = {"case": "u02_b", "implementation": "simt", "message": "dq: off"}
     assert record["failures"] == [failure]
@@ -40,7 +43,7 @@ def test_a_record_has_counts_failures_and_kernels(tmp_path: Path) -> None:
 
 def test_a_record_names_the_cases_that_were_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    verify_record.write(str(path), ["bug", "u0*"], [], 0)
+    verify_record.write(str(path), ["bug", "u0*"], [], ())
     assert json.loads(path.read_text(encoding="utf-8"))["cases"] == ["bug", "u0*"]
 
 
@@ -52,8 +55,8 @@ def test_a_later_run_takes_the_place_of_failures(tmp_path: Path) -> None:
         ("two", "sm80", "failed", 9.0, "wrong"),
     ]
     path = str(tmp_path / "record.json")
-    verify_record.write(path, [], lines, 0)
-    assert verify_record.failures(path) == {("one", "simt"), ("two", "simt"), ("two", "sm80")}
+    verify_record.write(path, [], lines, ())
+    assert verify_record.unfinished(path) == {("one", "simt"), ("two", "simt"), ("two", "sm80")}
     verify_record.amend(
         path,
         [
@@ -69,11 +72,28 @@ def test_a_later_run_takes_the_place_of_failures(tmp_path: Path) -> None:
     assert record["run_again"] == 3
 
 
+def test_a_later_run_takes_the_place_of_what_was_left(tmp_path: Path) -> None:
+    path = str(tmp_path / "record.json")
+    left = {("two", "simt"), ("two", "sm80"), ("three", "simt")}
+    verify_record.write(path, [], [("one", "simt", "failed", 9.0, "wrong")], left)
+    assert verify_record.unfinished(path) == {("one", "simt"), *left}
+    verify_record.amend(
+        path, [("two", "simt", "passed", 0.2, ""), ("two", "sm80", "failed", 3.0, "off")]
+    )
+    record = json.loads(Path(path).read_text(encoding="utf-8"))
+    assert (record["passed"], record["failed"], record["not_run"]) == (1, 2, 1)
+    assert record["implementations"]["sm80"] == {"passed": 0, "failed": 1, "skipped": 0}
+    assert [each["case"] for each in record["failures"]] == ["one", "two"]
+    assert record["left"] == {"three": ["simt"]}
+    assert record["run_again"] == 0
+    assert verify_record.unfinished(path) == {("one", "simt"), ("two", "sm80"), ("three", "simt")}
+
+
 def test_a_record_of_other_kernels_is_not_amended(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text('{"kernels": "other", "failures": []}', encoding="utf-8")
     with pytest.raises(ValueError, match="other kernels"):
-        verify_record.failures(str(path))
+        verify_record.unfinished(str(path))
 
 
 def test_what_found_no_memory_runs_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:

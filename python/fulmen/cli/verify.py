@@ -39,7 +39,7 @@ MOST_REASONS = 20  # why cases were skipped: the commonest
 SAMPLE = 20  # one case in so many runs with each further kind of GPU arrays
 BACKENDS = {"cpu": "cpu", "cuda": "cuda", "emulator": "cuda"}  # whose implementations each has
 
-Line = tuple[str, str, str, float, str]  # case, how, status, ratio, message
+Line = verify_record.Line
 
 
 class Way(NamedTuple):
@@ -77,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end after T seconds; cases that were not run make the exit code 1")  # fmt: skip
     add("--record", metavar="FILE", help="write what was found to FILE, as JSON: commit, a hash of "
         "the kernels' text, card, driver, counts, failures")  # fmt: skip
-    add("--again", metavar="FILE", help="run what failed in the record FILE, of these kernels, and "
-        "put what is found in its place there")  # fmt: skip
+    add("--again", metavar="FILE", help="run what failed in the record FILE, of these kernels, or "
+        "had no time, and put what is found in its place there")  # fmt: skip
     add("--gradient-errors", type=positive, metavar="N", help="over N drawn shapes, as a table")
     add("--list", action="store_true", help="names and notes of the cases, and end")
 
@@ -101,26 +101,28 @@ def main(arguments: argparse.Namespace, output: Output) -> int:
     start = time.monotonic()
     until = start + arguments.seconds
     lines: list[Line] = []
-    failures = _failures(arguments)
-    tasks = _tasks(_order(cases, ways), ways, failures)
-    left = len(tasks)
-    with output.progress("verifying", left) as advance:
+    tasks = _tasks(_order(cases, ways), ways, _unfinished(arguments))
+    left = {(task.name, way.name) for task in tasks for way in task.ways}
+    with output.progress("verifying", len(tasks)) as advance:
         for done, found in results(tasks, _jobs(arguments.jobs, ways), until, _free_bytes(ways)):
             lines += found
-            left -= done
+            left -= {line[:2] for line in found}
             advance(done)
     if left:
-        output.line(f"{left} of {len(tasks)} cases not run: the time was over, or a process died")
+        not_run = len({name for name, _ in left})
+        output.line(
+            f"{not_run} of {len(tasks)} cases not run: the time was over, or a process died"
+        )
     _report(lines, [way.name for way in ways], time.monotonic() - start, output)
     if arguments.again:
         verify_record.amend(arguments.again, lines)
     if arguments.record:
         verify_record.write(arguments.record, arguments.cases, lines, left)
-    return int(left > 0 or any(line[2] == "failed" for line in lines))
+    return int(bool(left) or any(line[2] == "failed" for line in lines))
 
 
-def _failures(arguments: argparse.Namespace) -> set[tuple[str, str]] | None:
-    """Cases and ways that failed in the record that --again names; None without.
+def _unfinished(arguments: argparse.Namespace) -> set[tuple[str, str]] | None:
+    """Cases and ways that failed or had no time in the record that --again names; None without.
 
     Raises:
         BadInputError: it cannot be read, or is of other kernels.
@@ -130,7 +132,7 @@ def _failures(arguments: argparse.Namespace) -> set[tuple[str, str]] | None:
     if arguments.record or arguments.cases:
         raise BadInputError("--again runs what its record names: leave out CASE and --record")
     try:
-        return verify_record.failures(arguments.again)
+        return verify_record.unfinished(arguments.again)
     except (OSError, ValueError) as error:
         raise BadInputError(f"--again: {error}") from error
 
@@ -224,17 +226,15 @@ class Task(NamedTuple):
     bytes: int = 0  # of a GPU's memory that its arrays take, if more than a process has anyway
 
 
-def _tasks(
-    cases: Sequence[Any], ways: list[Way], failures: set[tuple[str, str]] | None
-) -> list[Task]:
+def _tasks(cases: Sequence[Any], ways: list[Way], only: set[tuple[str, str]] | None) -> list[Task]:
     from fulmen.lab.cases import gpu_bytes
 
     tasks = []
     for index, case in enumerate(cases):
-        if failures is None:
+        if only is None:
             chosen = [way for way in ways if index % way.every == 0]
         else:
-            chosen = [way for way in ways if (case.name, way.name) in failures]
+            chosen = [way for way in ways if (case.name, way.name) in only]
         on_gpu = any(way.backend == "cuda" for way in chosen)
         if chosen:
             tasks.append(

@@ -18,6 +18,8 @@ import fulmen
 
 STATUSES = ("passed", "failed", "skipped")
 
+Line = tuple[str, str, str, float, str]  # case, implementation, status, ratio, message
+
 
 def _machine() -> dict[str, Any]:
     """What computed: cards, driver and compiler, where there are any."""
@@ -36,8 +38,8 @@ def counts(statuses: Iterable[str]) -> dict[str, int]:
     return {status: found[status] for status in STATUSES}
 
 
-def failures(path: str) -> set[tuple[str, str]]:
-    """Case and implementation of each failure in a record.
+def unfinished(path: str) -> set[tuple[str, str]]:
+    """Case and implementation of each run that a record has as failed, or for which it had no time.
 
     Raises:
         OSError: the file cannot be read.
@@ -47,36 +49,54 @@ def failures(path: str) -> set[tuple[str, str]]:
     kernels = fulmen.build_info()["kernels"]
     if record.get("kernels") != kernels:
         raise ValueError(f"{path} is of other kernels than this build; run every case again")
-    return {(each["case"], each["implementation"]) for each in record["failures"]}
+    failed = {(each["case"], each["implementation"]) for each in record["failures"]}
+    return failed | {(name, how) for name, ways in record.get("left", {}).items() for how in ways}
 
 
-def amend(path: str, lines: Sequence[tuple[str, str, str, float, str]]) -> None:
-    """Puts what a later run found in the place of failures of a record.
+def amend(path: str, lines: Sequence[Line]) -> None:
+    """Puts what a later run found in the place of failures of a record, and of what it left.
 
     Args:
         path: of the record, which is replaced.
-        lines: as of write(), of runs that the record has as failures.
+        lines: as of write(), of runs that unfinished() names.
     """
     record = json.loads(Path(path).read_text(encoding="utf-8"))
-    found = {(name, how): (status, said) for name, how, status, _, said in lines}
-    for (_, how), (status, _) in found.items():
-        for part in (record, record["implementations"][how]):
-            part["failed"] -= 1
-            part[status] += 1
-    kept = []
-    for failure in record["failures"]:
-        status, said = found.get(
-            (failure["case"], failure["implementation"]), ("failed", failure["message"])
-        )
-        if status == "failed":
-            kept.append({**failure, "message": said})
-    record["failures"] = kept
-    record["run_again"] = record.get("run_again", 0) + len(found)
+    failed = {(each["case"], each["implementation"]) for each in record["failures"]}
+    found = {line[:2]: line for line in lines}
+    for (name, how), line in found.items():
+        for part in (record, record["implementations"].setdefault(how, counts(()))):
+            part["failed"] -= (name, how) in failed
+            part[line[2]] += 1
+    kept = [f for f in record["failures"] if (f["case"], f["implementation"]) not in found]
+    record["failures"] = _in_order([*kept, *_failures(lines)])
+    left = [(name, how) for name, ways in record.get("left", {}).items() for how in ways]
+    record |= _left([run for run in left if run not in found])
+    record["run_again"] = record.get("run_again", 0) + len(found.keys() & failed)
     Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
+def _failures(lines: Sequence[Line]) -> list[dict[str, str]]:
+    return [
+        {"case": name, "implementation": how, "message": said}
+        for name, how, status, _, said in lines
+        if status == "failed"
+    ]
+
+
+def _in_order(failures: list[dict[str, str]]) -> list[dict[str, str]]:
+    return sorted(failures, key=lambda each: (each["case"], each["implementation"]))
+
+
+def _left(runs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """How many cases were not run, or not on all implementations, and on which not."""
+    left: dict[str, list[str]] = {}
+    for name, how in sorted(runs):
+        left.setdefault(name, []).append(how)
+    return {"not_run": len(left), "left": left}
+
+
 def write(
-    path: str, asked: Sequence[str], lines: Sequence[tuple[str, str, str, float, str]], left: int
+    path: str, asked: Sequence[str], lines: Sequence[Line], left: Iterable[tuple[str, str]]
 ) -> None:
     """Writes the record as JSON.
 
@@ -84,7 +104,7 @@ def write(
         path: of the file, which is replaced.
         asked: names, patterns and tags that the run was given; none: every case.
         lines: (case, implementation, status, ratio, message) of every run.
-        left: cases that were not run.
+        left: case and implementation of what was not run.
 
     Raises:
         OSError: the file cannot be written.
@@ -97,16 +117,12 @@ def write(
         "date": datetime.now(timezone.utc).date().isoformat(),
         **_machine(),
         "cases": list(asked) or "all",
-        "not_run": left,
+        **_left(left),
         **counts(line[2] for line in lines),
         "implementations": {
             how: counts(line[2] for line in lines if line[1] == how)
             for how in dict.fromkeys(line[1] for line in lines)
         },
-        "failures": [
-            {"case": name, "implementation": how, "message": said}
-            for name, how, status, _, said in sorted(lines)
-            if status == "failed"
-        ],
+        "failures": _in_order(_failures(lines)),
     }
     Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
