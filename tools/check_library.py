@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MAX_STRIPPED_BYTES = 5_800_000
+MAX_STRIPPED_BYTES = 6_000_000
 EXPORTED = re.compile(r"(fulmen_|__tvm_ffi_fulmen_)\w+(@@\w+)?$")
 NEEDED = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|ld-linux-\S+)\.so\.\d+"
