@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphless_timer import GraphlessTimer
 
 import fulmen
 from fulmen.cli import bench, cache_bench
 from fulmen.cli.main import main
 from fulmen.cli.output import BadInputError, Output
-from fulmen.lab.benchmark import cache_cells, page, peers_caches, plots, read_peak, timing
+from fulmen.lab.benchmark import cache_cells, page, peers_caches, plots, read_peak
 from fulmen.lab.benchmark.append_cells import APPEND_GRIDS, AppendCell
 from fulmen.lab.benchmark.append_sides import AppendTruth, FulmenAppend, IndexCopy, random_rows
 from fulmen.lab.benchmark.cache_cells import CACHE_GRIDS, CacheCell
@@ -279,17 +280,6 @@ class Reads:
 
     def calls(self, count: int) -> dict[str, Any]:
         return {"slow": lambda: sum(range(3000)), "quick": lambda: sum(range(300))}
-
-
-class GraphlessTimer(timing.CpuTimer):
-    """Times on the CPU in place of replays."""
-
-    def graphed(self, call: Any, count: int) -> Any:
-        assert count == 1  # a second call would find the cache in the L2
-        return call
-
-    def host_seconds(self, call: Any, seconds: float) -> float:
-        return 1e-6
 
 
 def cache_bench_on_the_cpu() -> cache_bench.CacheBench:

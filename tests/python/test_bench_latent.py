@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from graphless_timer import GraphlessTimer
 
 from fulmen.cli.latent_bench import LatentBench
 from fulmen.cli.main import main
 from fulmen.cli.output import Output
-from fulmen.lab.benchmark import timing
 from fulmen.lab.benchmark.cells import Asked
 from fulmen.lab.benchmark.latent_cells import LATENT_GRIDS, LISTS, LatentCell
 from fulmen.lab.benchmark.latent_sides import (
@@ -63,17 +63,6 @@ class Reads:
 
     def calls(self, count: int) -> dict[str, Any]:
         return {"quick": lambda: sum(range(300))}
-
-
-class GraphlessTimer(timing.CpuTimer):
-    """Times on the CPU in place of replays."""
-
-    def graphed(self, call: Any, count: int) -> Any:
-        assert count == 1  # a second call would find the cache in the L2
-        return call
-
-    def host_seconds(self, call: Any) -> float:
-        return 1e-6
 
 
 def test_records_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
