@@ -114,9 +114,9 @@ class Config(ctypes.Structure):
                 ("attributes", ctypes.POINTER(Attribute)), ("num_attributes", ctypes.c_uint)]
 
 driver = ctypes.CDLL(os.environ["FULMEN_EMULATOR"])
-for cluster in ((2, 2, 1), (16, 1, 1)):
+for cluster in ((2, 2, 1), (32, 1, 1)):
     attribute = Attribute(4, 0, cluster)
-    config = Config((16, 1, 1, 32, 1, 1, 0), None, ctypes.pointer(attribute), 1)
+    config = Config((32, 1, 1, 32, 1, 1, 0), None, ctypes.pointer(attribute), 1)
     kernel = (ctypes.c_void_p * 8)(), (ctypes.c_void_p * 1)()
     result = driver.cuLaunchKernelEx(ctypes.byref(config), *kernel, None)
     said = ctypes.c_char_p()
@@ -132,7 +132,7 @@ def test_clusters_that_are_refused():
     )
     said = done.stdout.splitlines()
     assert said[0] == "719 a cluster has blocks in y or z", done.stderr
-    assert said[1].startswith("719 emulator: 16 blocks in clusters of 16; 1 to 8"), done.stderr
+    assert said[1].startswith("719 emulator: 32 blocks in clusters of 32; 1 to 16"), done.stderr
 
 
 def test_without_an_emulator():
