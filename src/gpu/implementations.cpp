@@ -119,10 +119,6 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
   }
   if (problem.slots && !pass.takes_slots) return "does not take a page_table of slots";
   if (problem.has_segments() && !pass.takes_expressions) return "does not take q_segments";
-  if (problem.has_segments() && row.tensor_cores &&
-      (problem.dropout.enabled() || problem.has(Array::kRng))) {
-    return "draws dropout for eight keys that follow each other, which those of segments need not";
-  }
   if (user_terms_of(problem).any() && !pass.takes_expressions) {
     return "does not take an expression (score, mask)";
   }

@@ -15,6 +15,7 @@
 #include "kernels/common/expression.cuh"
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/scores_sm90.cuh"
+#include "kernels/common/segment_dropout.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -267,11 +268,24 @@ struct KeyTerms {
     }
     const u32 batch_head = u32(index * params.heads_q + head);
     const u32 lane = ptx::thread_index() % 32;
+    u32 groups[2];
+    bool is_mixed = false;
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      groups[half] = u32(key - i32(lane / 4)) / 8 + half;
+      if constexpr (kConfig.score.user.mask) {
+        const SegmentsView& segments = expression_of(params).kv_segments;
+        const i64 own = drawn_group(segments, index, i64{8} * groups[half]);
+        is_mixed |= own == kMixedGroup;
+        groups[half] = u32(own);
+      }
+    }
+    if (kConfig.score.user.mask && ptx::any(is_mixed)) return kept_by_pairs(dropout, batch_head);
     u32 drawn = 0;  // of the four pairs 4 (lane / 4) + n: bit 8 n + key % 8
 #pragma unroll
     for (u32 n = 0; n < 4; ++n) {
-      const u32 group = u32(key - i32(lane / 4)) / 8 + n / 2;
-      const Philox4x32 x = dropout.draw(group, u32(query_of(i32(lane / 4 * 4 + n))), batch_head);
+      const u32 of_query = drawn_query(query_of(i32(lane / 4 * 4 + n)));
+      const Philox4x32 x = dropout.draw(groups[n / 2], of_query, batch_head);
 #pragma unroll
       for (u32 k = 0; k < 8; ++k) drawn |= (dropout.keeps(x, k) ? 1u : 0u) << (8 * n + k);
     }
@@ -281,6 +295,27 @@ struct KeyTerms {
       const u32 theirs = u32(ptx::shuffle(i32(drawn), owner * 4 + lane % 4));
 #pragma unroll
       for (u32 n = 0; n < 4; ++n) kept |= (theirs >> (8 * n + lane / 4) & 1u) << (4 * owner + n);
+    }
+    return kept;
+  }
+
+  u32 drawn_query(i32 query) const {
+    if constexpr (kConfig.score.user.mask) {
+      return drawn_number(expression_of(params).q_segments, index, query);
+    }
+    return u32(query);
+  }
+
+  // The same by a draw for each pair.
+  u32 kept_by_pairs(const Dropout& dropout, u32 batch_head) const {
+    u32 kept = 0;
+    if constexpr (kConfig.score.user.mask) {
+#pragma unroll 1
+      for (i32 i = 0; i < kFloats; ++i) {
+        const u32 number = drawn_number(expression_of(params).kv_segments, index, key_of(i));
+        const bool drops = drops_pair(dropout, batch_head, drawn_query(query_of(i)), number);
+        kept |= (drops ? 0u : 1u) << i;
+      }
     }
     return kept;
   }

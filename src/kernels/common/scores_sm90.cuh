@@ -15,6 +15,7 @@
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/pair_tiles_sm90.cuh"
+#include "kernels/common/segment_dropout.cuh"
 #include "kernels/common/user_pairs_sm90.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
@@ -49,9 +50,10 @@ struct PairTerms {
   const AttentionParams& arrays;
   i32 kv_len;
   i64 kv_begin;
-  u32 batch_head;  // dropout's counter
-  i32 row[2];      // of the thread, in the sequence
-  i64 bias[2];     // offsets of the two rows
+  u32 batch_head;    // dropout's counter
+  u32 drawn_row[2];  // as dropout counts them
+  i32 row[2];        // of the thread, in the sequence
+  i64 bias[2];       // offsets of the two rows
   i64 mask[2];
   i64 q_id[2];
   i64 kv_ids;  // offset of the sequence's first
@@ -83,6 +85,12 @@ struct PairTerms {
     }
     if constexpr (kConfig.score.dropout) {
       batch_head = u32(block.batch * i32(arrays.heads_q) + block.head);
+      for (i32 r = 0; r < 2; ++r) {
+        drawn_row[r] = u32(row[r]);
+        if constexpr (kUser.mask) {
+          drawn_row[r] = drawn_number(expression->q_segments, block.batch, row[r]);
+        }
+      }
       dropout = arrays.dropout;
       if (arrays.rng != nullptr) {
         dropout.seed = u64(arrays.rng[0]);
@@ -165,13 +173,30 @@ struct PairTerms {
   // this thread's: each lane of a quad draws for every fourth group of eight and they exchange.
   void drop(Scores& S, i32 first_key) const {
     if constexpr (kConfig.score.dropout) {
+      const u32 lane = ptx::thread_index() % 4;
+      constexpr i32 kDraws = i32(ceil_div(kConfig.kv_rows / 8, 4));
+      u32 groups[kDraws];
+      bool is_mixed = false;
+#pragma unroll
+      for (i32 n = 0; n < kDraws; ++n) {
+        groups[n] = u32(first_key / 8 + 4 * n) + lane;
+        if constexpr (kUser.mask) {
+          const i64 own = drawn_group(kv_segments(), user.any.b, i64{8} * groups[n]);
+          is_mixed |= own == kMixedGroup;
+          groups[n] = u32(own);
+        }
+      }
+      if constexpr (kUser.mask) {
+        if (ptx::any(is_mixed)) {
+          return drop_by_pairs(S, PairDraws{dropout, batch_head, kv_segments(), user.any.b},
+                               drawn_row, first_key + i32(lane) * 2, kDropped);
+        }
+      }
 #pragma unroll
       for (i32 group = 0; group < kConfig.kv_rows / 8; group += 4) {
 #pragma unroll
         for (i32 r = 0; r < 2; ++r) {
-          const u32 lane = ptx::thread_index() % 4;
-          const Philox4x32 drawn =
-              dropout.draw(u32(first_key / 8 + group) + lane, u32(row[r]), batch_head);
+          const Philox4x32 drawn = dropout.draw(groups[group / 4], drawn_row[r], batch_head);
           ptx::U32x4 x{{drawn.word[0], drawn.word[1], drawn.word[2], drawn.word[3]}};
           transpose_quad(x);
 #pragma unroll
@@ -186,6 +211,7 @@ struct PairTerms {
   }
 
  private:
+  const SegmentsView& kv_segments() const { return user.expression->kv_segments; }
   static constexpr bool has_bias() { return kConfig.score.bias != DType::kNone; }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.

@@ -66,6 +66,11 @@ OF_TILES: dict[str, Fields] = {
     "bias": {"bias": "1hqk", "causal": True},
     "text": {"expression": "both"},
     "dropout": DROPPED,
+    "dropout_of_eights": {  # drawn eight keys at a time
+        **DROPPED,
+        "q_segments": (((0, 91, 64), (91, 109, 409)),),
+        "kv_segments": (((0, 72, 0), (72, 128, 160), (200, 90, 496)),),
+    },
     "dim128": {"causal": True, "dim": 128, "heads": 4, "kv_heads": 2},
     **MASKED,
 }
