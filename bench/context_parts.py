@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""What segments cost on one GPU, beside the same call without.
+"""What parts of a sequence cost on one GPU: segments, and results merged in place, beside plain.
 
 python bench/context_parts.py [--rows 8192] [--chunks 8] [--seconds 45] [-o bench/results]
 
-bfloat16, causal, 64 heads on 8, head dim 128, chunks of so many rows: one chunk, all chunks, two
-chunks on all, as a zigzag's first rank has them, and a step of its ring. max_error: the largest
-difference of o over the largest number. `--device cpu` tries it.
+bfloat16, causal, 64 heads on 8, head dim 128, chunks of so many rows. accumulate: one chunk of rows
+on one of keys, causal and full, and a ring of all chunks of keys, each call merged in its kernel,
+in a pass of PyTorch behind it, or one call on all keys. segments: the call by segments beside the
+same without; two chunks on all, as a zigzag's first rank has them; dropout beside both.
+max_error: the largest difference of results over the largest number. `--device cpu` tries it.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ except ImportError:
     sys.exit(0)
 
 import fulmen
+from fulmen.distributed.steps import _merge
 from fulmen.lab.benchmark.records import Run, write_lines
 
 DIM = 128
+DROPOUT = {"dropout_p": 0.1, "rng": (1, 2)}
 
 
 class Bench:
@@ -44,8 +48,8 @@ class Bench:
             shape, device=self.device, dtype=torch.bfloat16, generator=self.generator
         )
 
-    def segments(self, chunks):
-        words = [[n * self.rows, self.rows, c * self.rows] for n, c in enumerate(chunks)]
+    def segments(self, chunks, shift=0):
+        words = [[n * self.rows, self.rows, c * self.rows + shift] for n, c in enumerate(chunks)]
         return torch.tensor(words, dtype=torch.int32, device=self.device)
 
     def mark(self):
@@ -95,15 +99,77 @@ def off_of(x, y):
     return float((x.float() - y.float()).abs().max() / y.float().abs().max())
 
 
-def by_segments(bench, case, rows, keys, plain=False):
+def steps(bench):
+    """One chunk of rows on one of keys, merged with the part of another."""
+    n = bench.rows
+    for causal in (True, False):
+        q, k, v = (bench.make(heads, 1) for heads in (bench.heads[0], *bench.heads[1:] * 2))
+        k2, v2 = bench.make(bench.heads[1], 1), bench.make(bench.heads[1], 1)
+        whole = fulmen.attention(q, torch.cat([k2, k], 2), torch.cat([v2, v], 2), causal=causal)
+        part = fulmen.attention_forward(q, k2, v2, out_dtype="float32")
+        fulmen.attention_forward(q, k, v, causal=causal, accumulate=part)
+        off = off_of(part.o, whole)
+
+        def own(out_dtype=None, accumulate=None, causal=causal, qkv=(q, k, v)):
+            return fulmen.attention_forward(
+                *qkv, causal=causal, out_dtype=out_dtype, accumulate=accumulate
+            )
+
+        def merged(part=part, own=own):
+            found = own("float32")
+            _merge(part.o, part.stats, found.o, found.stats)
+
+        calls = {
+            "plain": own, "float32": lambda own=own: own("float32"),
+            "accumulate": lambda own=own, part=part: own(accumulate=part), "merged": merged,
+        }  # fmt: skip
+        pairs = n * (n + 1) // 2 if causal else n * n
+        bench.say("forward", "step causal" if causal else "step", bench.times(calls), pairs, off)
+
+
+def ring(bench):
+    """The last chunk of rows on all keys, a chunk at a time."""
+    n, chunks = bench.rows, bench.asked.chunks
+    q = bench.make(bench.heads[0], 1)
+    k, v = bench.make(bench.heads[1], chunks), bench.make(bench.heads[1], chunks)
+    at = [slice(c * n, c * n + n) for c in reversed(range(chunks))]
+
+    def call(keys, **options):
+        return fulmen.attention_forward(
+            q, k[:, :, keys], v[:, :, keys], causal=keys is at[0], **options
+        )
+
+    def accumulated():
+        part = call(at[0], out_dtype="float32")
+        for keys in at[1:]:
+            call(keys, accumulate=part)
+        return part
+
+    def merged():
+        part = call(at[0], out_dtype="float32")
+        for keys in at[1:]:
+            found = call(keys, out_dtype="float32")
+            _merge(part.o, part.stats, found.o, found.stats)
+
+    def one():
+        return fulmen.attention_forward(q, k, v, causal=True)
+
+    off = off_of(accumulated().o, one().o)
+    calls = {"plain": one, "accumulate": accumulated, "merged": merged}
+    pairs = n * (n + 1) // 2 + (chunks - 1) * n * n
+    bench.say("forward", f"ring of {chunks}", bench.times(calls, 9), pairs, off)
+
+
+def by_segments(bench, case, rows, keys, plain=None, shift=0, **more):
     """Chunks of rows on chunks of keys, and the same call without segments where there is one."""
     n = bench.rows
     q, do = bench.make(bench.heads[0], len(rows)), bench.make(bench.heads[0], len(rows))
     k, v = bench.make(bench.heads[1], len(keys)), bench.make(bench.heads[1], len(keys))
     segments = {
-        "causal": True, "q_segments": bench.segments(rows), "kv_segments": bench.segments(keys),
+        "causal": True, "q_segments": bench.segments(rows, shift),
+        "kv_segments": bench.segments(keys, shift), **more,
     }  # fmt: skip
-    ways = {"segments": segments, **({"plain": {"causal": True}} if plain else {})}
+    ways = {"segments": segments, **({"plain": {"causal": True, **more}} if plain else {})}
     made = {w: fulmen.attention_forward(q, k, v, **options) for w, options in ways.items()}
     off = off_of(made["segments"].o, made["plain"].o) if plain else None
     pairs = sum(n * n if c > d else n * (n + 1) // 2 if c == d else 0 for c in rows for d in keys)
@@ -132,14 +198,14 @@ def main(arguments=None) -> int:
     asked = parser.parse_args(arguments)
     asked.rows = asked.rows or (8192 if asked.device == "cuda" else 128)
     bench, every = Bench(asked), list(range(asked.chunks))
-    last, half = asked.chunks - 1, asked.chunks // 2
     cells = [
+        lambda: steps(bench),
         lambda: by_segments(bench, "one chunk", [0], [0], True),
-        lambda: by_segments(bench, "zigzag", [0, last], every),
-        lambda: by_segments(
-            bench, "step of a zigzag's ring", [half - 1, half], [half - 2, half + 1]
-        ),
+        lambda: ring(bench),
+        lambda: by_segments(bench, "zigzag", [0, asked.chunks - 1], every),
         lambda: by_segments(bench, "all chunks", every, every, True),
+        lambda: by_segments(bench, "one chunk, dropout", [0], [0], True, **DROPOUT),
+        lambda: by_segments(bench, "one chunk, dropout, one further", [0], [0], shift=1, **DROPOUT),
     ]
     for cell in cells:
         if time.time() < bench.end:

@@ -319,6 +319,29 @@ def forward_results(
     return _made(settings.layout, array_type, q, v, with_lse, with_stats, out, out_dtype)
 
 
+def merging(prepared: Prepared) -> tuple[Prepared, str]:
+    """A call that merges its result with a part, and the dtype of their o."""
+    settings, (q, *_), (_, array_type) = prepared
+    sums = dtype_name(array_type.accumulator(array_type.dtype(q)))
+    return (settings.replaced(accumulate=1), *prepared[1:]), sums
+
+
+def part_arrays(prepared: Prepared, part: Any) -> tuple[Array, ...]:
+    """o, lse and stats of a part of the rows, which a call merges its result into."""
+    if not isinstance(part, tuple) or len(part) != 3:
+        raise DTypeError(
+            f"accumulate is {shown(part)}; the fulmen.Forward of other keys is expected, with o in "
+            "float32: attention_forward(..., out_dtype='float32')"
+        )
+    o, lse, stats = in_memory(part, ("o", "lse", "stats"))
+    for name, x in zip(("o", "lse", "stats"), (o, lse, stats)):
+        if x is not None:
+            check_out(x, None, name)
+    if o is not None:
+        prepared[0].layout.check(o, "o")
+    return o, lse, stats
+
+
 def _made(
     layout: Layout,
     array_type: type[NumpyType],

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
 
-from ._calls import backward_arrays, forward_results, owners_of, run
+from ._calls import backward_arrays, forward_results, merging, owners_of, part_arrays, run
 from ._library import library, schema
 from .array_types import Array, NumpyType, array_type_of, is_torch, torch_call
 from .errors import ArgumentError, UnsupportedError, flag
@@ -240,7 +240,12 @@ def attention_varlen(
 
 
 def _forward(
-    prepared: Prepared, with_lse: Any, with_stats: bool, out: Array, out_dtype: Any
+    prepared: Prepared,
+    with_lse: Any,
+    with_stats: bool,
+    out: Array,
+    out_dtype: Any,
+    part: Any = None,
 ) -> tuple[Array, ...]:
     """(o, lse, stats) of a call, in the type of q; None for what is not asked for."""
     settings, inputs, where = prepared
@@ -248,12 +253,17 @@ def _forward(
     is_numpy = type(q) is np.ndarray
     results: tuple[Array, ...]
     is_plain = is_numpy and q.dtype.itemsize > 1  # of 8 bits: quantised
-    if is_plain and not with_lse and out is None and out_dtype is None:  # the fast path
+    if part is not None:
+        (settings, *_), _ = merging(prepared)
+        results = part_arrays(prepared, part)
+    elif is_plain and not with_lse and out is None and out_dtype is None:  # the fast path
         results = (NumpyType.empty(q.shape[:-1] + inputs[2].shape[-1:], q.dtype, q), None, None)
     else:
         results = forward_results(prepared, with_lse, with_stats, out, out_dtype)
     call = library().forward, (settings.problem,), where, settings.layout.code
     found = run(*call, inputs + results, schema().results)
+    if part is not None:
+        return tuple(part)
     return found if is_numpy else handed_over(q, found, out)
 
 
@@ -265,6 +275,7 @@ def attention_forward(
     *,
     out: Array = None,
     out_dtype: Any = None,
+    accumulate: Forward | None = None,
     **options: Unpack[Options],
 ) -> Forward:
     """The forward pass, with what the backward pass wants.
@@ -273,10 +284,15 @@ def attention_forward(
         q, k, v: as in `attention`; with cu_q= and cu_kv= as in `attention_varlen`.
         out: as in `attention`.
         out_dtype: as in `attention`.
+        accumulate: the Forward of the same rows on other keys, o in float32 (float64 for float64),
+            lse or None: the result is merged into it where it lies, so that it is that on all
+            keys. A row that saw none there has row maximum -inf and row sum 0, and its o may hold
+            anything; a row that sees none now stays as it is. sinks are of the last call alone.
+            Not of caches; JAX's arrays cannot be written to: fulmen.merge.
         **options: those of `attention`.
 
     Returns:
-        Forward(o, lse, stats).
+        Forward(o, lse, stats); with accumulate that one.
 
     Raises:
         fulmen.Error: as `attention`. Tensors that require grad are read, and no gradient recorded.
@@ -286,7 +302,10 @@ def attention_forward(
     >>> fulmen.attention_forward(x, x, x).stats.shape
     (1, 1, 4, 2)
     """
-    return Forward(*_forward(prepare(q, k, v, options), True, True, out, out_dtype))
+    if accumulate is not None and (out is not None or out_dtype is not None):
+        raise ArgumentError("accumulate is given beside out or out_dtype; o is that of accumulate")
+    prepared = prepare(q, k, v, options)
+    return Forward(*_forward(prepared, True, True, out, out_dtype, accumulate))
 
 
 @takes(Options)

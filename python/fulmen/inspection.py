@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._calls import call, result_dtype
+from ._calls import call, merging, result_dtype
 from ._library import announce_nvrtc, library, schema, text_of
 from .array_types import HOST, Array, dtype_name, named_dtype
-from .errors import ArgumentError, one_of, shown, text, whole, words
+from .errors import ArgumentError, flag, one_of, shown, text, whole, words
 from .keywords import Options, takes
 from .layouts import phantom
 from .options import Settings, prepare
@@ -158,6 +158,7 @@ def explain(
     device: int | None = None,
     device_name: str | None = None,
     without: Sequence[str] = (),
+    accumulate: bool = False,
     **options: Unpack[Options],
 ) -> Explanation:
     """Which implementation a call would use, why, and why each other one not. Runs nothing.
@@ -170,6 +171,7 @@ def explain(
         without: optimisations that a GPU kernel leaves out, of "swizzle", "pipeline", "overlap",
             "ping_pong", "lazy_rescale", "warp_specialisation", "folded_scale", "block_order",
             "full_blocks", "tensor_cores"; an implementation that cannot says so.
+        accumulate: whether the call is given one.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -181,16 +183,20 @@ def explain(
     True
     """
     operation = one_of("operation", operation, OPERATIONS)
-    settings, inputs, (_, array_type) = prepare(q, k, v, options)
+    prepared, own = prepare(q, k, v, options), None
+    if flag("accumulate", accumulate):
+        prepared, own = merging(prepared)
+    settings, inputs, (_, array_type) = prepared
     if device is None and device_name is None and array_type.device(q) != HOST:
         device = array_type.device(q)
     target = target_of(device, device_name, without)
     layout = settings.layout
     dtype = named_dtype(dtype_name(array_type.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
-    o_dtype = result_dtype(array_type, array_type.dtype(q), None)
+    o_dtype = result_dtype(array_type, array_type.dtype(q), own)
     o = phantom((*q.shape[:-1], v.shape[-1]), named_dtype(dtype_name(o_dtype)))
-    arrays = (*inputs, o, phantom(rows, sums), None)
+    stats = phantom((*rows, 2), sums) if accumulate else None
+    arrays = (*inputs, o, phantom(rows, sums), stats)
     if operation == "backward":
         gradients = (phantom(tuple(x.shape), dtype) for x in (q, k, v))
         arrays = (*inputs, o, None, phantom((*rows, 2), sums), o, None, *gradients)

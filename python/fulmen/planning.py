@@ -9,7 +9,15 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._calls import backward_arrays, call, call_exported, forward_results, run
+from ._calls import (
+    backward_arrays,
+    call,
+    call_exported,
+    forward_results,
+    merging,
+    part_arrays,
+    run,
+)
 from ._library import library, schema, text_of
 from .array_types import (
     HOST,
@@ -22,7 +30,7 @@ from .array_types import (
     is_torch,
     torch_call,
 )
-from .errors import ArgumentError, DTypeError, UnsupportedError, one_of, shown, text, words
+from .errors import ArgumentError, DTypeError, UnsupportedError, flag, one_of, shown, text, words
 from .functional import Forward, Gradients, finished, handed_over
 from .inspection import OPERATIONS, Explanation, Target, target_of
 from .keywords import Options, takes
@@ -51,8 +59,12 @@ class Plan:
         out_dtype: Any,
         target: Target,
         tile: str,
+        accumulate: int,
     ) -> None:
         """Use `fulmen.plan`."""
+        self._merges = bool(accumulate)
+        if accumulate:
+            prepared, out_dtype = merging(prepared)
         self._prepared = prepared
         self._need = need
         self._out_dtype = out_dtype
@@ -61,7 +73,7 @@ class Plan:
         self._layout = settings.layout
         problem = target.settings(settings).problem
         beside = (problem, *target[1:], tile or None)
-        results = forward_results(prepared, True, bool(need), out, out_dtype)
+        results = forward_results(prepared, True, bool(need) or self._merges, out, out_dtype)
         if dtype_name(inputs[0].dtype) in schema().quantised:
             self._out_dtype = dtype_name(results[0].dtype)  # not that of q: the long way
         self._handles = [self._create(FORWARD, beside, inputs + results)]
@@ -184,6 +196,7 @@ class Plan:
         v: Array,
         *,
         out: Array = None,
+        accumulate: Forward | None = None,
         workspace: Array = None,
         stream: Any = None,
         **arrays: Array,
@@ -193,6 +206,8 @@ class Plan:
         Args:
             q, k, v: of the shapes, strides and dtypes that the plan was made for.
             out: array to write o into.
+            accumulate: of a plan made with accumulate=True, and of no other: as in
+                `fulmen.attention_forward`.
             workspace: vector of at least `workspace_bytes` bytes (uint8) for this run alone, where
                 the arrays are; None: from the allocator of the type of q.
             stream: as in `fulmen.attention`.
@@ -205,6 +220,11 @@ class Plan:
         Raises:
             ArgumentError: an array does not agree with the plan.
         """
+        if (accumulate is not None) != self._merges:
+            raise ArgumentError(
+                f"accumulate is {'missing' if self._merges else 'given'} and the plan was made "
+                f"with accumulate={self._merges}"
+            )
         may_be_fast = stream is None and self._out_dtype is None and is_torch(q)
         if may_be_fast and arrays.keys() <= self._replaceable:
             found = self._forward_fast((q, k, v), {**self._others, **arrays}, out, workspace)
@@ -212,10 +232,14 @@ class Plan:
                 return Forward(*found)
         rebound = self._rebound(q, k, v, stream, arrays)
         _, inputs, where = rebound
-        results = forward_results(rebound, True, bool(self._need), out, self._out_dtype)
+        if accumulate is None:
+            results = forward_results(rebound, True, bool(self._need), out, self._out_dtype)
+        else:
+            results = part_arrays(rebound, accumulate)
         leading = self._leading(FORWARD, workspace, rebound)
         call_on = library().plan_forward, leading, where, self._layout.code
-        return Forward(*handed_over(q, run(*call_on, inputs + results, schema().results), out))
+        found = run(*call_on, inputs + results, schema().results)
+        return Forward(*(handed_over(q, found, out) if accumulate is None else accumulate))
 
     def backward(
         self,
@@ -267,6 +291,7 @@ def plan(
     device_name: str | None = None,
     without: Sequence[str] = (),
     tile: str = "",
+    accumulate: bool = False,
     **options: Unpack[Options],
 ) -> Plan:
     """Plans a call: what shapes, strides, dtypes and options decide, decided once.
@@ -284,6 +309,7 @@ def plan(
             `fulmen.explain`.
         tile: for searches: members of the config of the Hopper forward with numbers that replace
             the rules', "kv_rows=80 stages=2"; fulmen_experimental.h names them.
+        accumulate: whether runs merge their result into a part; with need=() and out=None.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -301,4 +327,10 @@ def plan(
     names = words("need", need, "('q', 'k', 'v')")
     target = target_of(device, device_name, without)
     tile = text("tile", tile, "kv_rows=80 stages=2")
-    return Plan(prepare(q, k, v, options), names, out, out_dtype, target, tile)
+    merges = flag("accumulate", accumulate)
+    if merges and (names or out is not None or out_dtype is not None):
+        raise ArgumentError(
+            "accumulate is True beside need, out or out_dtype; a plan that merges parts has no "
+            "backward pass and the o of what it is given: need=(), out=None, out_dtype=None"
+        )
+    return Plan(prepare(q, k, v, options), names, out, out_dtype, target, tile, merges)

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Segments: what they are checked for, which positions they give, and what options then mean.
+// Parts of a sequence: what a call that merges its result in place is checked for. Segments: what
+// they are checked for, which positions they give, and what options then mean.
 // Masks and ALiBi beside segments are steps of a program, like a mask and a score of the caller's,
 // over positions in place of rows and keys; so whatever computes such masks computes these.
 
@@ -11,6 +12,32 @@
 #include "core/validate.h"
 
 namespace fulmen {
+
+void check_accumulate(const Request& request) {
+  if (!request.options.accumulate) return;
+  const Arrays& arrays = request.arrays;
+  if (request.operation == Operation::kBackward) {
+    throw Error(
+        Status::kUnsupported,
+        "backward does not take accumulate; it writes its gradients: add up those of parts in "
+        "float32");
+  }
+  for (const Array array : kCacheArrays) {
+    if (!arrays[array].present()) continue;
+    throw Error(Status::kUnsupported,
+                sentence("accumulate is 1 beside ", name(array),
+                         "; results are merged in place in calls on whole arrays: merge those of "
+                         "caches by fulmen_merge"));
+  }
+  if (!arrays[Array::kStats].present()) {
+    refuse("stats is missing; with accumulate = 1 it holds the maxima and sums of what o holds");
+  }
+  const DType sums = accumulator(computed_dtype(arrays));
+  const DType o = arrays[Array::kO].dtype;
+  if (o == sums) return;
+  throw Error(Status::kDType, sentence("o is ", name(o), " with accumulate = 1; allowed is ",
+                                       name(sums), ", in which parts are summed"));
+}
 
 Segment Problem::segment(Array array, i64 index, i64 n) const {
   const Tensor& segments = arrays[array];

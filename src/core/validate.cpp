@@ -252,6 +252,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
     }
   });
   check_slots(request, call);
+  if (call != Call::kDenseMask) check_accumulate(request);
   measure(problem, request, call);
   normalize(problem, arrays, call);
   if (problem.has_records()) {

@@ -31,6 +31,9 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
 // The expression of a call for the arrays that it reads: fills program and scalars. Throws Error.
 void apply_expression(Problem& problem, const Request& request);
 
+// A result that is merged with what o and stats hold, beside them and other arrays. Throws Error.
+void check_accumulate(const Request& request);
+
 // Segments beside other arrays. Throws Error.
 void check_segment_presence(const Arrays& arrays);
 

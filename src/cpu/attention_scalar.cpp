@@ -16,13 +16,13 @@
 #include "core/tensor.h"
 #include "cpu/backend.h"
 #include "cpu/libm_math.h"
-#include "kernels/attention/softmax_state.cuh"
+#include "cpu/row_results.h"
 
 namespace fulmen::cpu {
 namespace {
 
 using Float64Math = LibmMath<double>;
-using State = SoftmaxState<Float64Math>;
+using State = RowState;
 using expression::Program;
 
 // A float64 copy of the rows of one head: loaded from an array of any dtype and strides, stored
@@ -207,16 +207,9 @@ State kept_state(const Head& a, const State& state, DType stats_dtype) {
   return kept;
 }
 
-// What the forward pass kept of a row: stats, or the lse alone.
+// What the forward pass kept of a row.
 State saved_state(const Head& a, i64 i) {
-  const i64 row = a.sequence.q_begin + i;
-  if (a.problem.has(Array::kStats)) {
-    const Tensor& stats = a.problem.arrays[Array::kStats];
-    return {stats.real(a.sequence.batch, a.head, row, 0),
-            stats.real(a.sequence.batch, a.head, row, 1)};
-  }
-  const double lse = a.problem.arrays[Array::kLse].real(a.sequence.batch, a.head, row, 0);
-  return {lse, lse == -Float64Math::kInfinity ? 0.0 : 1.0};
+  return cpu::saved_state(a.problem, a.sequence.batch, a.head, a.sequence.q_begin + i);
 }
 
 void store_state(const Head& a, i64 i, const State& state, const State& kept) {
@@ -228,6 +221,26 @@ void store_state(const Head& a, i64 i, const State& state, const State& kept) {
     stats.set_real(a.sequence.batch, a.head, row, 0, kept.row_max);
     stats.set_real(a.sequence.batch, a.head, row, 1, kept.row_sum);
   }
+}
+
+// o[i], lse and stats. With accumulate o[i] holds a part already, as stats say: the two are merged,
+// and where row i sees nothing the part stays, but for what a sink takes.
+void row_forward(Head& a, i64 i, double* O) {
+  a.attend(i);
+  const State own = softmax_of(a);
+  if (a.problem.accumulate && own.row_sum == 0 && !a.problem.has(Array::kSinks)) return;
+  const State before = a.problem.accumulate ? saved_state(a, i) : State{};
+  State state = own;
+  const State::MergeFactors share = state.join(before, a.sink);
+  for (i64 d = 0; d < a.V.cols; ++d) O[d] = share.other == 0 ? 0.0 : O[d] * share.other;
+  for (i64 j = 0; j < a.kv_len(); ++j) {
+    const size_t at = a.at(j);
+    if (!a.visible[at]) continue;
+    axpy(own.weight(a.s[at]) * share.mine * a.keep[at], a.V[j], O, a.V.cols);
+  }
+  State kept = kept_state(a, own, accumulator(a.problem.dtype));
+  kept.merge(before);
+  store_state(a, i, state, kept);
 }
 
 // What the expression reads: the gradient of each array, contiguous.
@@ -324,25 +337,20 @@ void head_backward(Head& a, SharedGradients& out) {
 }  // namespace
 
 void scalar_forward(const Problem& problem) {
-  const DType stats_dtype = accumulator(problem.dtype);
   for (i64 index = 0; index < problem.num_sequences; ++index) {
     for (i64 head = 0; head < problem.heads_q; ++head) {
       Head a(problem, index, head);
+      const i64 begin = a.sequence.q_begin;
       Matrix O(a.q_len(), a.V.cols);
-      for (i64 i = 0; i < a.q_len(); ++i) {
-        a.attend(i);
-        const State state = softmax_of(a);
-        const double normalizer = state.normalizer(a.sink);
-        for (i64 j = 0; j < a.kv_len(); ++j) {
-          const size_t at = a.at(j);
-          if (!a.visible[at]) continue;
-          axpy(state.weight(a.s[at]) * normalizer * a.keep[at], a.V[j], O[i], a.V.cols);
-        }
-        store_state(a, i, state, kept_state(a, state, stats_dtype));
+      if (problem.accumulate)
+        O = load(problem.arrays[Array::kO], a.sequence.batch, head, begin, a.q_len());
+      for (i64 i = 0; i < a.q_len(); ++i) row_forward(a, i, O[i]);
+      if (problem.accumulate) {
+        store(problem.arrays[Array::kO], O, a.sequence.batch, head, begin, a.q_len());
+        continue;
       }
       for (i64 i = a.q_len(); i < a.sequence.q_slot; ++i) store_state(a, i, {}, {});
-      store(problem.arrays[Array::kO], O, a.sequence.batch, head, a.sequence.q_begin,
-            a.sequence.q_slot);
+      store(problem.arrays[Array::kO], O, a.sequence.batch, head, begin, a.sequence.q_slot);
     }
   }
 }

@@ -17,6 +17,16 @@ namespace fulmen::cpu {
 // A finished row's few numbers cost nothing, so they are computed in float64.
 using RowState = SoftmaxState<LibmMath<double>>;
 
+// What the forward pass kept of a row: stats, or the lse alone.
+inline RowState saved_state(const Problem& problem, i64 batch, i64 head, i64 row) {
+  if (problem.has(Array::kStats)) {
+    const Tensor& stats = problem.arrays[Array::kStats];
+    return {stats.real(batch, head, row, 0), stats.real(batch, head, row, 1)};
+  }
+  const double lse = problem.arrays[Array::kLse].real(batch, head, row, 0);
+  return {lse, lse == -LibmMath<double>::kInfinity ? 0.0 : 1.0};
+}
+
 template <class Real>
 class RowResults {
  public:
@@ -27,6 +37,7 @@ class RowResults {
   // many as there are rows.
   void store(Interval rows, bool saw_keys, View<Real> O, const Real* row_max, const Real* row_sum,
              Real* factor) const {
+    if (problem_.accumulate) return merge(rows, O, row_max, row_sum);
     for (i64 i = 0; i < rows.size(); ++i) {
       const RowState state{static_cast<double>(row_max[i]), static_cast<double>(row_sum[i])};
       save(rows.begin + i, state);
@@ -48,12 +59,33 @@ class RowResults {
 
   // Of rows past the length: those that saw nothing.
   void clear(Interval rows) const {
-    if (rows.size() <= 0) return;
+    if (rows.size() <= 0 || problem_.accumulate) return;
     for (i64 i = rows.begin; i < rows.end; ++i) save(i, RowState{});
     clear_rows(kernels_, o_from(rows.begin), rows.size(), problem_.dim_v);
   }
 
  private:
+  // The parts that o and stats hold, and these: by the one law. Rows that saw nothing stay, but for
+  // what a sink takes.
+  void merge(Interval rows, View<Real> O, const Real* row_max, const Real* row_sum) const {
+    const Tensor& o = problem_.arrays[Array::kO];
+    for (i64 i = 0; i < rows.size(); ++i) {
+      RowState state{static_cast<double>(row_max[i]), static_cast<double>(row_sum[i])};
+      if (state.row_sum == 0 && !problem_.has(Array::kSinks)) continue;
+      Real* const own = const_cast<Real*>(O.data) + i * O.stride;
+      scale_channels(own);
+      const i64 row = sequence_.q_begin + rows.begin + i;
+      const RowState before = saved_state(problem_, sequence_.batch, head_, row);
+      const RowState::MergeFactors share = state.join(before, sink());
+      for (i64 d = 0; d < problem_.dim_v; ++d) {
+        double sum = static_cast<double>(own[d]) * share.mine;
+        if (share.other != 0) sum += o.real(sequence_.batch, head_, row, d) * share.other;
+        o.set_real(sequence_.batch, head_, row, d, sum);
+      }
+      save(rows.begin + i, state);
+    }
+  }
+
   Destination o_from(i64 row) const {
     return destination_of(problem_.arrays[Array::kO], sequence_.batch, head_,
                           sequence_.q_begin + row);

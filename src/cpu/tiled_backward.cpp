@@ -13,28 +13,13 @@
 #include "core/block_map.h"
 #include "cpu/backend.h"
 #include "cpu/backward_tile.h"
-#include "cpu/libm_math.h"
+#include "cpu/row_results.h"
 #include "cpu/rows.h"
 #include "cpu/thread_pool.h"
 #include "kernels/attention/block_range.cuh"
-#include "kernels/attention/softmax_state.cuh"
 
 namespace fulmen::cpu {
 namespace {
-
-// A row's few numbers cost nothing, so they are computed in float64 whatever the working type.
-using Math = LibmMath<double>;
-using State = SoftmaxState<Math>;
-
-// What the forward pass kept of a row: stats, or the lse alone.
-State saved_state(const Problem& problem, i64 batch, i64 head, i64 row) {
-  if (problem.has(Array::kStats)) {
-    const Tensor& stats = problem.arrays[Array::kStats];
-    return {stats.real(batch, head, row, 0), stats.real(batch, head, row, 1)};
-  }
-  const double lse = problem.arrays[Array::kLse].real(batch, head, row, 0);
-  return {lse, lse == -Math::kInfinity ? 0.0 : 1.0};
-}
 
 template <class Real>
 double dot(const Real* a, const Real* b, i64 size) {
@@ -62,7 +47,7 @@ void prepare_rows(const Problem& problem, const TileSizes& sizes,
   const Interval rows = rows_of_block(at.block, sizes.rows, sequence.shape.q_len);
   const Interval owned = rows_of_block(at.block, sizes.rows, sequence.q_slot);
   const Tensor& sinks = problem.arrays[Array::kSinks];
-  const double sink = sinks.present() ? sinks.real(0, at.head, 0, 0) : -Math::kInfinity;
+  const double sink = sinks.present() ? sinks.real(0, at.head, 0, 0) : -LibmMath<double>::kInfinity;
   const i64 stride = sizes.padded_dim_v;
   const auto load = [&](Array array, Real* to) {
     return rows_of(
@@ -75,7 +60,7 @@ void prepare_rows(const Problem& problem, const TileSizes& sizes,
   for (i64 i = owned.begin; i < owned.end; ++i) {
     const i64 to = shared_row(problem, sequence, at.head, i);
     const i64 row = sequence.q_begin + i;
-    State state;
+    RowState state;
     if (i < rows.end) state = saved_state(problem, sequence.batch, at.head, row);
     const bool saw_keys = state.row_sum != 0;
     const i64 local = i - rows.begin;

@@ -42,6 +42,13 @@ void store_shared(u32 address, const T& x, Site site = Where::current()) {
   store_raw(address, x);
 }
 
+// Sets bits beside those that other threads set.
+inline void or_shared(u32 address, u32 bits, Site site = Where::current()) {
+  shared_at(address, sizeof(u32), sizeof(u32));
+  on_shared(address - kSharedBase, sizeof(u32), Kind::kAtomic, site);
+  store_raw(address, load_raw<u32>(address) | bits);
+}
+
 // The same of any block of the cluster.
 template <class T>
 T load_cluster(u32 address, Site site) {

@@ -36,7 +36,8 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_slots = true,
       .takes_blocks = true,
       .takes_expressions = true,
-      .takes_fp8 = true},
+      .takes_fp8 = true,
+      .accumulates = true},
      {.plan = plan_backward_sm90,
       .switches = backward_sm90_switches,
       .takes_blocks = true,
@@ -54,7 +55,8 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_quantised = true,
       .takes_slots = true,
       .takes_blocks = true,
-      .takes_expressions = true},
+      .takes_expressions = true,
+      .accumulates = true},
      {.plan = plan_simt, .takes_blocks = true, .takes_expressions = true}},
     {Implementation::kNaive,
      "one thread a row, every option",
@@ -64,7 +66,8 @@ constexpr GpuImplementation kImplementations[] = {
       .takes_quantised = true,
       .takes_slots = true,
       .takes_blocks = true,
-      .takes_expressions = true},
+      .takes_expressions = true,
+      .accumulates = true},
      {.plan = plan_naive, .takes_blocks = true, .takes_expressions = true}},
 };
 
@@ -126,6 +129,7 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
     return "adds up the gradients of what a score reads in no order of its own, which "
            "deterministic asks for, as do bits that depend on no other entry";
   }
+  if (problem.accumulate && !pass.accumulates) return "does not take accumulate";
   if (problem.has(Array::kBlocks) && !pass.takes_blocks) return "does not take lists of blocks";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));

@@ -54,6 +54,7 @@ AttentionParams attention_params(const Problem& problem, FaultBytes* faults) {
     p.list_entries = problem.arrays[Array::kBlocks].shape[3];
   }
   p.bottom_right = problem.alignment == Alignment::kBottomRight;
+  p.accumulates = problem.accumulate;
   p.faults = faults;
   return p;
 }
@@ -112,6 +113,7 @@ ScoreOptions score_options_of(const Problem& problem) {
       .varlen = problem.packed.q || problem.has(Array::kQLengths) || problem.has(Array::kKvLengths),
       .stats = problem.has(Array::kStats),
       .fp32_out = problem.arrays[Array::kO].dtype == DType::kFloat32,
+      .accumulate = problem.accumulate,
       .blocks = problem.has(Array::kBlocks),
       .user = user_terms_of(problem),
   };

@@ -66,6 +66,7 @@ struct AttentionParams {
   const i64* rng;  // (2) seed, offset in device memory, instead of dropout's; or null
   Packed packed;
   bool bottom_right;   // alignment
+  bool accumulates;    // o and stats hold a part of the rows, which the result is merged with
   FaultBytes* faults;  // of the device (common/faults.cuh), or null
 
   // Of caches; looked at by kernels that are compiled for them (common/head.cuh).

@@ -57,6 +57,7 @@ struct ScoreOptions {
   bool varlen = false;          // lengths or packed offsets, read from device memory
   bool stats = false;           // row_max and row_sum: forward they are written, backward read
   bool fp32_out = false;        // O is float32
+  bool accumulate = false;      // O and stats hold a part of the rows, which the result joins
   bool blocks = false;  // lists of blocks say which tiles of pairs are met (tile_lists/config.h)
   bool mask_tiles = false;  // a user's mask does
   UserTerms user{};
@@ -109,6 +110,7 @@ constexpr void for_each_field(const ScoreOptions& score, Each each) {
   each("varlen", score.varlen);
   each("stats", score.stats);
   each("fp32_out", score.fp32_out);
+  each("accumulate", score.accumulate);
   each("blocks", score.blocks);
   each("mask_tiles", score.mask_tiles);
   each("user", score.user);

@@ -120,6 +120,10 @@ void DrawnCall::draw_options() {
   }
   if (packed && random.chance(0.3)) p.max_q = longest_of(q_lengths) + random.number(1, 3);
   if (packed && random.chance(0.3)) p.max_kv = longest_of(kv_lengths) + random.number(1, 3);
+  const bool may_merge = operation == Operation::kForward && has(Array::kStats) &&
+                         dtype_number(at(Array::kO)) == static_cast<int>(accumulator(dtype)) &&
+                         !has(Array::kKvStart) && !has(Array::kPositions) && !has(Array::kTree);
+  p.accumulate = may_merge && random.chance(0.5);
   p.deterministic = random.chance(0.2);
   p.batch_invariant = random.chance(0.2);
   p.implementation = random.one_of<fulmen_implementation>(

@@ -55,6 +55,12 @@ void Snapshot::expect_same(const char* when, const Blocks& scratch) const {
   }
 }
 
+void Snapshot::restore() const {
+  for (size_t i = 0; i < bytes_.size(); ++i) {
+    std::memcpy(call_.blocks[i].begin(), bytes_[i].data(), bytes_[i].size());
+  }
+}
+
 std::vector<fulmen_tensor> outputs_of(const DrawnCall& call) {
   std::vector<fulmen_tensor> outputs;
   for (const ArrayRule& rule : rules::kTable) {

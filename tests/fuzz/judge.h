@@ -31,6 +31,8 @@ class Snapshot {
   void expect_kept(const std::vector<fulmen_tensor>& outputs, const Blocks& scratch) const;
   // Throws Broken where any byte differs.
   void expect_same(const char* when, const Blocks& scratch) const;
+  // All bytes as they were.
+  void restore() const;
 
  private:
   const DrawnCall& call_;

@@ -36,6 +36,7 @@ TEST(ScoreOptions, SayWhatTheProblemHas) {
   problem.mask.causal = true;
   problem.dropout.threshold = 1;
   problem.packed = {true, true};
+  problem.accumulate = true;
   problem.arrays[Array::kBias].dtype = DType::kFloat16;
   for (const Array array :
        {Array::kMask, Array::kQIds, Array::kAlibiSlopes, Array::kSinks, Array::kStats, Array::kO}) {
@@ -46,7 +47,7 @@ TEST(ScoreOptions, SayWhatTheProblemHas) {
   EXPECT_TRUE(score.has_pair_terms());
   EXPECT_EQ(gpu::name_suffix(score),
             "_right_mask_bias_float16_documents_alibi_score_mod_dropout_sinks_negative_scale_varlen"
-            "_stats_fp32_out");
+            "_stats_fp32_out_accumulate");
   problem.mask.window_left = 3;
   EXPECT_EQ(gpu::score_options_of(problem).mask_kind, MaskKind::kBoth);
 }

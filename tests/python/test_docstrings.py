@@ -77,7 +77,7 @@ def said_as() -> dict[str, str]:
 
 
 def test_attention_has_the_options_and_arrays_of_the_library() -> None:
-    beside = {"device", "device_name"}  # of `plan` and `explain`
+    beside = {"device", "device_name", "accumulate"}  # of `plan`, `explain`, `attention_forward`
     named = {*schema().options, *schema().inputs} - {"q", "k", "v"} - beside
     expected = {said_as().get(name, name) for name in named} | {"layout", "stream"}
     assert set(keywords(fulmen.attention)) == expected | set(RESULT_KEYWORDS)

@@ -6,8 +6,9 @@ Partial results over disjoint keys, each with the maximum m and the sum l of its
 
     M = max(m, m')    L = l exp(m - M) + l' exp(m' - M)    O = o + (o' - o) l' exp(m' - M) / L
 
-(Milakov and Gimelshein, 2018; Dao et al., 2022, 3.1). m and l stay apart, so that scores may be
-large; sinks enter once, at the end. Gradients are sums over parts, in float32 at least.
+(Milakov and Gimelshein, 2018; Dao et al., 2022, 3.1), in the kernel that computes o' where it can.
+m and l stay apart, so that scores may be large; sinks enter once, at the end. Gradients are sums
+over parts, in float32 at least.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ class Result:
             options: Any = problem.options(part, rows, keys, heads)
             if problem.sinks is not None and not self.merges:
                 options["sinks"] = heads.of(problem.sinks)
-            at = slice(*part.rows)
-            is_first = not any(a < part.rows[1] and part.rows[0] < b for a, b in self._begun)
-            out = self.o[:, :, at] if is_first else None
-            of_keys = slice(*part.keys)
-            found = fulmen.attention_forward(
-                q[:, :, at], k[:, :, of_keys], v[:, :, of_keys], out=out,
-                out_dtype=None if is_first else self.o.dtype, **options,
-            )  # fmt: skip
-            if is_first:
-                self.stats[:, :, at] = found.stats
+            at, of_keys = slice(*part.rows), slice(*part.keys)
+            own = q[:, :, at], k[:, :, of_keys], v[:, :, of_keys]
+            o, stats = self.o[:, :, at], self.stats[:, :, at]
+            if not any(a < part.rows[1] and part.rows[0] < b for a, b in self._begun):
+                stats.copy_(fulmen.attention_forward(*own, out=o, **options).stats)
+            elif _joins_in_place(q, self.o.shape[-1]):
+                self._clear(*part.rows)
+                before = fulmen.Forward(o, None, stats)
+                fulmen.attention_forward(*own, accumulate=before, **options)
             else:
                 self._clear(*part.rows)
-                _merge(self.o[:, :, at], self.stats[:, :, at], found.o, found.stats)
+                found = fulmen.attention_forward(*own, out_dtype=o.dtype, **options)
+                _merge(o, stats, found.o, found.stats)
             self._begun.append(part.rows)
 
     def _clear(self, begin: int, end: int) -> None:
@@ -86,6 +87,14 @@ class Result:
     def lse(self) -> Tensor:
         """The natural logarithm of the row sums, without sinks."""
         return self.stats[..., 0] + self.stats[..., 1].log()
+
+
+def _joins_in_place(q: Tensor, dim_v: int) -> bool:
+    """Whether the fastest kernels that there are merge what they compute: Hopper's, and the CPU."""
+    if not q.is_cuda:
+        return True
+    is_hopper = torch.cuda.get_device_capability(q.device) == (9, 0)
+    return bool(is_hopper and q.element_size() == 2 and max(q.shape[-1], dim_v) <= 256)
 
 
 def _merge(o: Tensor, stats: Tensor, part_o: Tensor, part_stats: Tensor) -> None:

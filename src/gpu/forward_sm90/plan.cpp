@@ -210,6 +210,7 @@ static bool leaves_to_decode(const Problem& problem, const Gpu& gpu) {
   const bool is_read_bound = rows <= kFewRows && problem.max_kv >= kManyKeys;
   const bool fills_card = problem.num_sequences * problem.heads_kv >= gpu.num_multiprocessors;
   return problem.implementation != Implementation::kSm90 && !problem.has(Array::kBlocks) &&
+         !problem.accumulate &&
          (is_read_bound || problem.has_caches() || !problem.may_plan_by_lengths() || !fills_card) &&
          prefers_decode_sm80(problem, gpu);
 }
@@ -290,7 +291,7 @@ static void add_tile_lists(ForwardSm90Plan& plan, const Problem& problem) {
 
 PlanOrRefusal plan_forward_sm90(const Problem& problem, const Gpu& gpu) {
   if (problem.precision == Precision::kFp8) return plan_fp8_sm90(problem, gpu);
-  if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) &&
+  if (!user_terms_of(problem).any() && !problem.has(Array::kBlocks) && !problem.accumulate &&
       prefers_mla_sm90(problem, gpu)) {
     const bool is_gathered = problem.slots || problem.has_records();
     PlanOrRefusal otherwise = (is_gathered ? plan_simt : plan_forward_sm80)(problem, gpu);
@@ -311,16 +312,8 @@ PlanOrRefusal plan_tiles_sm90(const Problem& problem, const Gpu& gpu, bool condi
   ForwardSm90Config config = forward_sm90_config(problem, gpu, &plan->compared);
   config.mixed = mixes_with_decode(problem, gpu);
   config.conditional = conditional;
-  if (problem.tile.given() && !config.valid()) {
-    return sentence(
-        "a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
-        " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
-        " bytes of shared memory, is none that its kernel can have: ", config.why_invalid());
-  }
-  if (!fits_blocks(problem, {config.q_rows(), config.kv_rows, false})) {
-    return sentence("tiles of ", config.kv_rows, " keys do not lie in blocks of ",
-                    problem.block_kv);
-  }
+  why_not = forward_sm90_refusal(problem, config);
+  if (!why_not.empty()) return why_not;
   const i64 work_tiles = max_work_tiles(problem, config);
   if (work_tiles > kMaxCount) return "counts blocks of queries in 31 bits";
   plan->config = config;

@@ -53,6 +53,8 @@ PlanOrRefusal plan_fp8_sm90(const Problem& problem, const Gpu& gpu);
 
 // Why no config of this kernel computes a problem; "" where one does.
 std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu);
+// Why the config that was made for it does not.
+std::string forward_sm90_refusal(const Problem& problem, const ForwardSm90Config& config);
 
 // Why the copy engine cannot read or write an array; "" when it can.
 std::string sm90_layout_refusal(const Problem& problem, Array array);

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
+#include "gpu/tile_lists.h"
 
 namespace fulmen::gpu {
 namespace {
@@ -99,6 +100,25 @@ std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu) {
   }
   const DType o = problem.arrays[Array::kO].dtype;
   if (o != problem.dtype && o != DType::kFloat32) return sentence("does not write ", name(o));
+  return "";
+}
+
+std::string forward_sm90_refusal(const Problem& problem, const ForwardSm90Config& config) {
+  if (problem.accumulate && (config.split_dims || config.paired)) {
+    return sentence("merges parts of rows in head dimensions up to ",
+                    problem.dim_v > 256 ? kMostWideDims : 256, "; they are ", problem.dim_qk,
+                    " and ", problem.dim_v);
+  }
+  if (problem.tile.given() && !config.valid()) {
+    return sentence(
+        "a tile of ", config.q_rows(), " x ", config.kv_rows, " with ", config.stages,
+        " stages and ", config.num_q_slots(), " slots of Q, ", config.shared_bytes(),
+        " bytes of shared memory, is none that its kernel can have: ", config.why_invalid());
+  }
+  if (!fits_blocks(problem, {config.q_rows(), config.kv_rows, false})) {
+    return sentence("tiles of ", config.kv_rows, " keys do not lie in blocks of ",
+                    problem.block_kv);
+  }
   return "";
 }
 

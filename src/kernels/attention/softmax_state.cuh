@@ -58,6 +58,14 @@ struct SoftmaxState {
     return factors;
   }
 
+  // Merges a part whose output is normalised: the factors of the unnormalised output so far, and of
+  // that of the part, whose sum is the output of all. Where `other` is 0 the part says nothing.
+  MergeFactors join(const SoftmaxState& part, Real sink) {
+    const MergeFactors factors = merge(part);
+    const Real norm = normalizer(sink);
+    return {factors.mine * norm, part.row_sum * factors.other * norm};
+  }
+
   // What the unnormalised output is multiplied by: 1 / row_sum, or with a sink
   // exp(row_max - top) / (row_sum exp(row_max - top) + exp(sink - top)), top = max(row_max, sink).
   // 0 for a row that saw nothing.

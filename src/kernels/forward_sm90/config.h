@@ -256,6 +256,9 @@ struct ForwardSm90Config {
     if (pair_tiles() && (kv_rows != 64 || !specialised || heads_per_tile > 1)) {
       return "tiles of bias and mask are 64 keys wide, loaded by a warp of its own";
     }
+    if (score.accumulate && (!score.stats || !score.fp32_out || split_dims || paired || caches)) {
+      return "a part is merged with stats, in float32, by the warp that has its rows";
+    }
     if (mixed && !caches) return "kernels run side by side over caches";
     if (paged && (!caches || !specialised || !swizzle)) {
       return "pages are of caches, looked up by a warp of its own, and swizzled";

@@ -10,6 +10,7 @@
 
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/epilogue.cuh"
 #include "kernels/forward_sm90/output.cuh"
 #include "kernels/forward_sm90/softmax.cuh"
 #include "kernels/forward_sm90/storage.cuh"
@@ -181,7 +182,7 @@ inline void multiply_block(Output<kConfig>& O, const u32 (&P)[kConfig.weight_wor
 template <ForwardSm90Config kConfig>
 inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
                              const typename ForwardWarpgroup<kConfig>::Work& work,
-                             const KeyBlocks& blocks) {
+                             const KeyBlocks& blocks, u32 failed) {
   Output<kConfig> O = {};
   u32 P[kConfig.weight_words()];
   float S[kConfig.score_floats()];
@@ -236,7 +237,7 @@ inline void compute_fallback(ForwardWarpgroup<kConfig>& wg,
   wg.release_q();
   softmax.finish();
   wg.partner.add(softmax.sum);
-  ForwardEpilogue<kConfig>{wg}.template write<true>(O, softmax, work);
+  ForwardEpilogue<kConfig>{wg}.template finish<true>(O, softmax, work, failed);
 }
 
 }  // namespace fulmen

@@ -17,6 +17,7 @@
 
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/forward_sm90/consumer.cuh"
+#include "kernels/forward_sm90/epilogue.cuh"
 #include "kernels/forward_sm90/fallback.cuh"
 #include "kernels/forward_sm90/output.cuh"
 #include "kernels/forward_sm90/paged_producer.cuh"
@@ -208,6 +209,8 @@ struct ForwardConsumer {
   void compute_block(const Work& work, const KeyBlocks& blocks) {
     i32 j = blocks.all_end - 1;
     if constexpr (!kConfig.score.has_tile_lists()) wg.skip_blocks(j, blocks.end);
+    const ForwardEpilogue<kConfig> epilogue{wg};
+    if constexpr (kConfig.score.accumulate) epilogue.prefetch(work);
     Rows rows{wg.scores_of(work), {wg.softmax_factor()}};
     Output<kConfig> O;
     BlockOutput<kConfig> block;
@@ -230,12 +233,12 @@ struct ForwardConsumer {
       j = blocks.begin - 1;
       wg.skip_blocks(j, blocks.all_begin);
     }
-    const ForwardEpilogue<kConfig> epilogue{wg};
     float probe[2];
     epilogue.probe_rows(probe, O);
     wg.partner.add(rows.softmax.sum, probe);
-    epilogue.request_fallback(probe, rows.softmax, rows.visible, rows.saw_whole, work);
-    epilogue.template write<false>(O, rows.softmax, work);
+    const bool failed =
+        epilogue.request_fallback(probe, rows.softmax, rows.visible, rows.saw_whole, work);
+    epilogue.template finish<false>(O, rows.softmax, work, failed);
   }
 
   void run() {
@@ -251,8 +254,8 @@ struct ForwardConsumer {
                       count};
       const KeyBlocks blocks = read_key_blocks(wg.shared, count, wg.warpgroup);
       wg.begin_producing(work, blocks);
-      if (tile.is_fallback) {
-        compute_fallback<kConfig>(wg, work, blocks);
+      if (tile.failed != 0) {
+        compute_fallback<kConfig>(wg, work, blocks, tile.failed);
       } else {
         compute_block(work, blocks);
       }

@@ -268,18 +268,17 @@ struct ForwardScheduler {
       write_seqlen_info(shared, count, seqlen);
       ptx::store_shared(shared.failed(count), 0);
       if constexpr (kConfig.paged) ptx::store_shared(shared.bad_page(count), 0);
-      ptx::store_shared_x4(shared.work_tile(count),
-                           {{u32(next.block.q_block), u32(next.block.head), u32(next.block.batch),
-                             u32(next.is_fallback)}});
+      ptx::store_shared_x4(shared.work_tile(count), {{u32(next.block.q_block), u32(next.block.head),
+                                                      u32(next.block.batch), next.failed}});
     }
     ptx::warp_sync();
     if (lane == 0) ptx::mbarrier_arrive(shared.published(count));
   }
 
-  // Waits until work tile number `count` is done; whether the fallback must compute it.
-  bool has_failed(u32 count) const {
+  // Waits until work tile number `count` is done; the warps for which the fallback must compute it.
+  u32 failed_warps(u32 count) const {
     ptx::mbarrier_wait(shared.done(count), Shared::parity(count));
-    const bool failed = ptx::load_shared(shared.failed(count)) != 0;
+    const u32 failed = ptx::load_shared(shared.failed(count));
     ptx::warp_sync();
     if (lane == 0) ptx::store_shared(shared.failed(count), 0);
     return failed;
@@ -316,7 +315,7 @@ struct ForwardScheduler {
     if constexpr (kConfig.score.varlen || kConfig.score.dropout) record_invalid_entries();
     TileOrder<kConfig> order(params, lane);
     const i32 size = order.size();
-    WorkTile now{{-1, 0, 0}, false};
+    WorkTile now{{-1, 0, 0}, 0};
     if (is_asked() && (!kConfig.score.varlen || number() < size)) now.block = order.at(number());
 #pragma unroll 1
     for (u32 count = 0;; ++count) {
@@ -333,13 +332,13 @@ struct ForwardScheduler {
         claimed = min<i32>(size, ptx::broadcast(index) + count_all());
       }
       // WorkTile count - 1 is over by now, or nearly: its verdict decides what comes next.
-      if (count > 0 && has_failed(count - 1)) {
-        now = {read_work_tile(shared, count - 1).block, true};
+      if (const u32 failed = count > 0 ? failed_warps(count - 1) : 0; failed != 0) {
+        now = {read_work_tile(shared, count - 1).block, failed};
       } else if (claimed < size) {
-        now = {order.at(claimed), false};
+        now = {order.at(claimed), 0};
         claimed = kUnclaimed;
-      } else if (has_failed(count)) {
-        now = {read_work_tile(shared, count).block, true};
+      } else if (const u32 failed = failed_warps(count); failed != 0) {
+        now = {read_work_tile(shared, count).block, failed};
       } else {
         now.block.q_block = -1;
       }

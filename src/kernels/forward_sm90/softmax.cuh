@@ -10,11 +10,21 @@
 // causal, S 4096 (H100, 2026-11-28, bench/results/2026-11-28-forward-ablation-h100.jsonl).
 #pragma once
 
+#include "kernels/attention/softmax_state.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
 
 namespace fulmen {
+
+// Of rows that are merged with what is in memory (softmax_state.cuh).
+struct NaturalMath {
+  using Real = float;
+  static constexpr float kInfinity = fulmen::kInfinity<float>;
+  static constexpr float kNatural = 1;
+  static float exp(float x) { return ptx::exp2(x * kLog2E<float>); }
+  static float log(float x) { return ptx::accurate_log(x); }
+};
 
 template <ForwardSm90Config kConfig>
 struct RowSoftmax {

@@ -81,8 +81,9 @@ struct ForwardStorage {
 
   // Work tile number `count` lies in slot count % 2. scheduler -> producer, consumers: `published`,
   // it is written. producer -> scheduler: `nearly_loaded`, time to claim the next one. consumers ->
-  // scheduler: `done`, it is computed, and `failed` is set if a row left the range of float32.
-  // producer -> consumers, with the keys: `bad_page`, an entry of the page table names no page.
+  // scheduler: `done`, it is computed, and `failed`, warps of which a row left the range of
+  // float32. producer -> consumers, with the keys: `bad_page`, an entry of the page table names no
+  // page.
   constexpr u32 work_tile(u32 count) const {
     return base + kWorkTiles + count % 2 * kWorkTileBytes;
   }
@@ -144,7 +145,7 @@ constexpr i32 q_tile(u32 warpgroup) {
 // A block of queries to compute; q_block < 0: the grid is done.
 struct WorkTile {
   QueryBlock block;
-  bool is_fallback;  // the second attempt at it
+  u32 failed;  // a bit for each warp whose rows failed in the first attempt; 0: this is the first
 };
 
 // Blocks of keys that rows [begin, begin + count) see; one (all hidden) where they see none.
@@ -181,7 +182,7 @@ inline WorkTile read_work_tile(const ForwardStorage<kConfig>& shared, u32 count)
   const ptx::U32x4 tile = ptx::load_shared_x4(shared.work_tile(count));
   return {
       {ptx::broadcast(tile.word[0]), ptx::broadcast(tile.word[1]), ptx::broadcast(tile.word[2])},
-      ptx::broadcast(tile.word[3]) != 0};
+      u32(ptx::broadcast(tile.word[3]))};
 }
 
 // Without config.score.varlen all are alike, and nothing is written.

@@ -55,10 +55,18 @@ void forward_naive_row(const AttentionParams& p, const RowTask& task) {
     }
   }
 
-  const Real normalizer = state.normalizer(head.sink);
+  typename HeadType::State::MergeFactors share{state.normalizer(head.sink), 0};
+  if (p.accumulates) {
+    if (state.row_sum == Real(0) && !p.sinks.present()) return;  // what is there stays
+    share = state.join(saved_state(head, i), head.sink);
+  }
   const i64 o = p.o.offset(task.batch, task.head, task.row, first);
   for (i32 d = 0; d < kNaiveChunk; ++d) {
-    if (d < num_dims) store_real(p.o, o + d * p.o.strides[3], O[d] * normalizer);
+    if (d >= num_dims) break;
+    const i64 at = o + d * p.o.strides[3];
+    Real sum = O[d] * share.mine;
+    if (share.other != Real(0)) sum += share.other * load_real<Real>(p.o, at);
+    store_real(p.o, at, sum);
   }
   if (task.chunk != 0) return;
   if (p.lse.present()) {
@@ -88,7 +96,12 @@ void forward_naive(const AttentionParams& p) {
   }
   const i64 task = naive_task<kConfig>();
   if (task >= forward_naive_tasks(p)) return;
-  forward_naive_row<HeadType>(p, row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q));
+  RowTask row = row_task(task, num_chunks(p.dim_v), p.q_rows, p.heads_q);
+  if (!p.accumulates) return forward_naive_row<HeadType>(p, row);
+  if (row.chunk != 0) return;  // one thread reads stats for all chunks before it writes them
+  for (row.chunk = num_chunks(p.dim_v) - 1; row.chunk >= 0; --row.chunk) {
+    forward_naive_row<HeadType>(p, row);
+  }
 }
 
 // What the backward pass knows of a row: the softmax that the forward pass kept, and

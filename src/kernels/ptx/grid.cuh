@@ -33,6 +33,9 @@ inline void reduce_add(float* pointer, float x) {
 }
 
 // ld.global.cg / st.global.cg: past the L1.
+inline void prefetch_l2(const float* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
 inline F32x4 load_l2_x4(const float* pointer) {
   F32x4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -53,6 +56,10 @@ inline float load_l2(const float* pointer) {
   float x;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(pointer) : "memory");
   return x;
+}
+inline void store_l2_x2(float* pointer, F32x2 x) {
+  asm volatile("st.global.cg.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(x.word[0]), "f"(x.word[1])
+               : "memory");
 }
 inline void store_l2_x4(float* pointer, F32x4 x) {
   asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(x.word[0]),

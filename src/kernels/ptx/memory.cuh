@@ -34,6 +34,10 @@ inline u32 load_shared(u32 address) {
 inline void store_shared(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
+// red.shared.or: sets bits beside those that other threads set.
+inline void or_shared(u32 address, u32 bits) {
+  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
 inline void store_shared_x2(u32 address, U32x2 x) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.word[0]), "r"(x.word[1])
                : "memory");

@@ -204,7 +204,7 @@ struct BackwardSimtDkDv : SimtGradient<kConfig> {
   void store(const HeadType& head) const {
     const i64 count = head.sequence.shape.kv_len - first_row;
     const i64 slot = head.sequence.kv_slot - first_row;
-    const auto one = [](i32) { return Real(1); };
+    const auto one = [](i32) { return typename Rows::Shares{1, 0}; };
     if (p.dk.present()) {
       Rows::template store<kConfig.max_dim_qk>(kv_rows_of(head, p.dk, p.dim_qk), first_row, count,
                                                slot, dK, one);

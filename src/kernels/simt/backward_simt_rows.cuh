@@ -233,7 +233,7 @@ struct BackwardSimtDq : SimtGradient<kConfig> {
     }
     Rows::template store<kConfig.max_dim_qk>(
         q_rows_of(head, p.dq, p.dim_qk), first_row, shape.q_len - first_row,
-        head.sequence.q_slot - first_row, dQ, [](i32) { return Real(1); });
+        head.sequence.q_slot - first_row, dQ, [](i32) { return typename Rows::Shares{1, 0}; });
   }
 };
 

@@ -249,18 +249,26 @@ struct SimtRows {
     return *word != 0;
   }
 
-  // Rows [row, row + count) of a block's result, scaled row by row; rows from there to `slot`
+  // What a row of a result is multiplied by, and what is added of the row that is in memory.
+  struct Shares {
+    Real mine, other;
+  };
+
+  // Rows [row, row + count) of a block's result, by the shares of each; rows from there to `slot`
   // become 0.
-  template <i32 kDim, class Scale>
+  template <i32 kDim, class SharesOf>
   static void store(const HeadRows& to, i64 row, i64 count, i64 slot,
-                    const typename Base::template Sums<kDim>& O, const Scale& scale) {
+                    const typename Base::template Sums<kDim>& O, const SharesOf& shares) {
     constexpr i32 kVectors = kDim / (8 * kLanes);
     const bool in_vectors = to.array.dtype == kConfig.real() && to.in_vectors(kLanes);
     Vector scaled[Base::kRows][kVectors];
+    Real others[Base::kRows];
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
       const bool counts = Base::row(r) < count;
-      const Real factor = counts ? scale(r) : Real(0);
+      const Shares of_row = counts ? shares(r) : Shares{};
+      const Real factor = of_row.mine;
+      others[r] = of_row.other;
 #pragma unroll
       for (i32 u = 0; u < kVectors; ++u) {
 #pragma unroll
@@ -277,7 +285,9 @@ struct SimtRows {
 #pragma unroll
         for (i32 u = 0; u < kVectors; ++u) {
           const i32 v = Base::x() + 8 * u;
-          if (v * kLanes < to.dim) out[v] = scaled[r][u];
+          if (v * kLanes >= to.dim) continue;
+          if (others[r] != Real(0)) add_scaled(scaled[r][u], others[r], out[v]);
+          out[v] = scaled[r][u];
         }
       }
       return;
@@ -288,9 +298,16 @@ struct SimtRows {
       const i32 u = at / kLanes % kVectors;
       const i32 d = (Base::x() + 8 * u) * kLanes + at % kLanes;
       if (Base::row(r) >= slot || d >= to.dim) continue;
-      store_real(to.array, to.offset(row + Base::row(r)) + d * to.array.strides[3],
-                 scaled[r][u].lane[at % kLanes]);
+      const i64 element = to.offset(row + Base::row(r)) + d * to.array.strides[3];
+      Real x = scaled[r][u].lane[at % kLanes];
+      if (others[r] != Real(0)) x += others[r] * load_real_called<Real>(to.array, element);
+      store_real(to.array, element, x);
     }
+  }
+
+  static void add_scaled(Vector& sum, Real factor, const Vector& x) {
+#pragma unroll
+    for (i32 m = 0; m < kLanes; ++m) sum.lane[m] += factor * x.lane[m];
   }
 };
 

@@ -18,11 +18,20 @@
 
 namespace fulmen {
 
-template <class State>
-__attribute__((noinline)) typename State::Real row_normalizer(typename State::Real row_max,
-                                                              typename State::Real row_sum,
-                                                              typename State::Real sink) {
-  return State{row_max, row_sum}.normalizer(sink);
+// What O of row i is multiplied by, and what is added of the part that o holds; state, of the keys
+// of this call, becomes that of both.
+template <class HeadType>
+__attribute__((noinline)) auto shares_of_row(const HeadType& head, i64 i,
+                                             typename HeadType::State& state) {
+  using Real = typename HeadType::Real;
+  using Shares = typename HeadType::State::MergeFactors;
+  if (!head.p.accumulates) return Shares{state.normalizer(head.sink), Real(0)};
+  if (i < head.sequence.shape.q_len) {
+    const bool changes = state.row_sum != Real(0) || head.p.sinks.present();
+    const Shares shares = state.join(saved_state(head, i), head.sink);
+    if (changes) return shares;
+  }
+  return Shares{Real(0), Real(1)};  // what is there stays
 }
 
 template <class HeadType>
@@ -217,19 +226,25 @@ struct ForwardSimt : Simt<kConfig> {
 
   // O / l; lse and stats.
   void store_rows() {
-    const i64 slot = head.sequence.q_slot - first_row;
+    const SequenceShape& shape = head.sequence.shape;
+    const i64 slot = (p.accumulates ? shape.q_len : head.sequence.q_slot) - first_row;
     if constexpr (kConfig.caches) empty_rows_of_no_page();
+    typename Rows::Shares shares[Base::kRows];
 #pragma unroll
-    for (i32 r = 0; r < Base::kRows; ++r) state[r].row_sum = Base::row_sum(state[r].row_sum);
-    Rows::template store<kConfig.max_dim_v>(
-        q_rows_of(head, p.o, p.dim_v), first_row, head.sequence.shape.q_len - first_row, slot, O,
-        [&](i32 r) {
-          return row_normalizer<State>(state[r].row_max, state[r].row_sum, head.sink);
-        });
+    for (i32 r = 0; r < Base::kRows; ++r) {
+      state[r].row_sum = Base::row_sum(state[r].row_sum);
+      const auto of_row = shares_of_row(head, q_row(r), state[r]);
+      shares[r] = {of_row.mine, of_row.other};
+    }
+    ptx::warp_sync();  // all threads of a row have read stats
+    Rows::template store<kConfig.max_dim_v>(q_rows_of(head, p.o, p.dim_v), first_row,
+                                            shape.q_len - first_row, slot, O,
+                                            [&](i32 r) { return shares[r]; });
     if (Base::x() != 0) return;
 #pragma unroll
     for (i32 r = 0; r < Base::kRows; ++r) {
-      if (Base::row(r) >= slot) continue;
+      const bool stays = p.accumulates && shares[r].mine == Real(0) && shares[r].other == Real(1);
+      if (Base::row(r) >= slot || stays) continue;
       store_state(head, q_row(r), q_row(r) < head.sequence.shape.q_len ? state[r] : State{});
     }
   }

@@ -18,7 +18,7 @@ from .scores import Scalars
 
 CHECKS = (
     "rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved", "appended",
-    "indexed",
+    "indexed", "accumulate",
 )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ class Case(Caches, Scalars, Tensors):
     finite_gradients: bool = False  # scores beyond 1e6: gradients are finite, not more
     exact: bool = False  # one visible key: o = v[j]
     others: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # see run
-    parts: tuple[int, ...] = ()  # keys of each part that is merged
+    parts: tuple[int, ...] = ()  # keys of each part that is merged, or accumulated
     repeat: int = 0  # this many batch entries, all the one of the case, with stride 0
     out_dtype: str = ""  # of o
 

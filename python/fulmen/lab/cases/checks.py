@@ -303,6 +303,34 @@ def merged_parts(run: Run) -> tuple[Array, Array]:
     return np.asarray(o), np.asarray(lse)
 
 
+def accumulated_parts(run: Run) -> Any:
+    """The Forward of parts over disjoint keys, each merged in place; sinks enter in the last."""
+    call, case = run.call, run.case
+    options = run.options()
+    sinks = options.pop("sinks", None)
+    merged: Any = None
+    first = 0
+    for count in case.parts:
+        keys = slice(first, first + count)
+        own: dict[str, Any] = {}
+        if "kv_segments" in options:  # of all keys in their order
+            own["kv_segments"] = np.array([[0, count, first]], case.offsets)
+        if isinstance(options.get("mask"), np.ndarray):
+            own["mask"] = options["mask"][..., keys]
+        if first + count == case.kv_rows:
+            own["sinks"] = sinks
+        if merged is None:
+            own["out_dtype"] = parameter_dtype(case.dtype).name
+        else:
+            own["accumulate"] = merged
+        merged = run.memory.attention_forward(
+            call.q, call.k[..., keys, :], call.v[..., keys, :], **{**options, **own}
+        )
+        first += count
+    assert first == case.kv_rows, f"{case.name}: parts hold {first} of {case.kv_rows} keys"
+    return merged
+
+
 def refused(run: Run) -> None:
     """The call raises fulmen.ArgumentError with a sentence, and no byte of out changes."""
     call = run.call

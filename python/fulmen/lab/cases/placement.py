@@ -104,12 +104,15 @@ class OnGpu:
         self._blocks: dict[int, Block] = {}
 
     def attention_forward(
-        self, q: Any, k: Any, v: Any, out: Any = None, stats: bool = True, **options: Any
-    ) -> Forward:
+        self, q: Any, k: Any, v: Any, out: Any = None, stats: bool = True, accumulate: Any = None,
+        **options: Any,
+    ) -> Forward:  # fmt: skip
         """As Host's; `out` has afterwards what its copy has, and the gaps too."""
         with self.owner.stream():
             arguments = [self.put(x) for x in (q, k, v)]
             moved = self.options(options)
+            if accumulate is not None:
+                moved["accumulate"] = fulmen.Forward(*accumulate.stats)  # where they were made
             if out is None:
                 found = forward(*arguments, stats=stats, **moved)
             else:

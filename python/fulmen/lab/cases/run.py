@@ -160,7 +160,7 @@ def _beyond(case: Case, arrays: str) -> str:
             return str(gap)
     if arrays == "cupy" and case.kv_dtype.startswith("float8"):
         return "CuPy has no floating-point numbers of 8 bits"
-    if arrays == "jax" and (case.out or case.check in ("refused", "appended")):
+    if arrays == "jax" and (case.out or case.check in ("refused", "appended", "accumulate")):
         return "JAX arrays cannot be written to"
     if arrays == "jax" and case.records:
         return "JAX arrays have no views, which v is of records"
@@ -239,6 +239,12 @@ def check_merge(run: Run) -> Measured:
     yield from measure(run, {"o": o, "lse": lse})
 
 
+def check_accumulate(run: Run) -> Measured:
+    """Parts over disjoint keys, each merged into what is there, obey the rule of the whole."""
+    merged = checks.accumulated_parts(run)
+    yield from measure(run, {"o": merged.o, "lse": merged.lse})
+
+
 def check_appended(run: Run) -> Measured:
     """The rule over caches that append_kv filled; and the rotary embedding."""
     given = run.case, run.problem, run.memory
@@ -269,6 +275,7 @@ CHECKED = {
     "repeat": check_repeat,
     "differs": check_differs,
     "merge": check_merge,
+    "accumulate": check_accumulate,
     "refused": check_refused,
     "appended": check_appended,
     "indexed": check_indexed,

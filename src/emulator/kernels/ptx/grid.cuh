@@ -40,6 +40,7 @@ inline void reduce_add(float* pointer, float x, Site site = Where::current()) {
   emulator::store_unseen(pointer, emulator::load_unseen(pointer) + x);
 }
 
+inline void prefetch_l2(const float*) {}  // changes nothing that a kernel sees
 inline F32x4 load_l2_x4(const float* pointer, Site site = Where::current()) {
   check_vector(pointer, "ld.global.v4");
   emulator::on_global(pointer, 16, emulator::Kind::kRead, site);
@@ -52,6 +53,10 @@ inline F32x2 load_l2_x2(const float* pointer, Site site = Where::current()) {
 inline float load_l2(const float* pointer, Site site = Where::current()) {
   emulator::on_global(pointer, 4, emulator::Kind::kRead, site);
   return emulator::load_unseen(pointer);
+}
+inline void store_l2_x2(float* pointer, F32x2 x, Site site = Where::current()) {
+  emulator::on_global(pointer, 8, emulator::Kind::kWrite, site);
+  emulator::store_unseen(reinterpret_cast<F32x2*>(pointer), x);
 }
 inline void store_l2_x4(float* pointer, F32x4 x, Site site = Where::current()) {
   check_vector(pointer, "st.global.v4");

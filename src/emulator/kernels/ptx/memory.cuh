@@ -27,6 +27,9 @@ inline u32 load_shared(u32 address, Site site = Where::current()) {
 inline void store_shared(u32 address, u32 x, Site site = Where::current()) {
   emulator::store_shared(address, x, site);
 }
+inline void or_shared(u32 address, u32 bits, Site site = Where::current()) {
+  emulator::or_shared(address, bits, site);
+}
 inline void store_shared_x2(u32 address, U32x2 x, Site site = Where::current()) {
   emulator::store_shared(address, x, site);
 }

@@ -4,7 +4,7 @@
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
 that wait), lengths, shapes, numbers, memory, options, pair_tiles, packed, caches, decodes,
-cascades, latent, sparse, appended, indexer, quantised, expressions, segments, grid.
+cascades, latent, sparse, appended, indexer, quantised, expressions, segments, accumulated, grid.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from ..case import Case
 from . import (
+    accumulated,
     appended,
     block_lists,
     bugs_masks,
@@ -41,7 +42,7 @@ from . import (
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, pair_tiles,
     packed, caches, decodes, cascades, latent, sparse, appended, indexer, quantised, expressions,
-    block_lists, segments, grid,
+    block_lists, segments, accumulated, grid,
 )  # fmt: skip
 
 
