@@ -32,10 +32,12 @@ std::string name_shared(const Block& owner, u32 offset) {
 }
 
 const char* verb(Kind kind) {
-  return kind == Kind::kRead ? "reads" : kind == Kind::kWrite ? "writes" : "adds to";
+  if (kind == Kind::kRead || kind == Kind::kMatrixRead) return "reads";
+  return kind == Kind::kWrite ? "writes" : "adds to";
 }
 const char* past_verb(Kind kind) {
-  return kind == Kind::kRead ? "read" : kind == Kind::kWrite ? "wrote" : "added to";
+  if (kind == Kind::kRead || kind == Kind::kMatrixRead) return "read";
+  return kind == Kind::kWrite ? "wrote" : "added to";
 }
 
 std::string name_earlier(const Access& earlier) {

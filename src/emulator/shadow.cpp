@@ -22,7 +22,8 @@ Fault fault_between(const Access& earlier, const Access& access, const Clock& cl
     return Fault::kNone;
   }
   if (!is_ordered(earlier, access, clock, before)) return Fault::kRace;
-  if (earlier.world == access.world && earlier.writes() && !earlier.async && access.async &&
+  const bool needs_fence = earlier.writes() || earlier.kind == Access::Kind::kMatrixRead;
+  if (earlier.world == access.world && needs_fence && !earlier.async && access.async &&
       earlier.time > clock.fenced[earlier.agent]) {
     return Fault::kProxy;
   }

@@ -3,10 +3,10 @@
 //
 // What the checker remembers of memory: for every 16 bytes, which bytes were written, and the last
 // accesses with who, when, where. A new access is compared with them: two accesses of which one
-// writes must be ordered by the clocks, and a write in the generic proxy must have passed a proxy
-// fence before the asynchronous proxy touches the bytes. Eight accesses are kept; where more would
-// matter a read is dropped at random, so that a race can be missed in one schedule and not in
-// another, and nothing is reported that is none.
+// writes must be ordered by the clocks, and what the generic proxy wrote, or read as matrices, must
+// have passed a proxy fence before the asynchronous proxy touches or overwrites the bytes. Eight
+// accesses are kept; where more would matter a read is dropped at random, so that a race can be
+// missed in one schedule and not in another, and nothing is reported that is none.
 #pragma once
 
 #include <array>
@@ -22,7 +22,8 @@ inline constexpr u32 kGranuleBytes = 16;
 
 struct Access {
   // kOrdered: an atomic one whose result depends on which came before it.
-  enum class Kind : u8 { kNone, kRead, kWrite, kAtomic, kOrdered };
+  // kMatrixRead: by ldmatrix, for products to come: it may be under way after barriers.
+  enum class Kind : u8 { kNone, kRead, kWrite, kAtomic, kOrdered, kMatrixRead };
 
   u32 time = 0;
   u16 agent = 0;
@@ -32,7 +33,8 @@ struct Access {
   bool async = false;  // by the asynchronous proxy
   Site site;
 
-  bool writes() const { return kind != Kind::kNone && kind != Kind::kRead; }
+  bool reads() const { return kind == Kind::kRead || kind == Kind::kMatrixRead; }
+  bool writes() const { return kind != Kind::kNone && !reads(); }
 };
 
 // Which worlds a world comes after as a whole. Worlds are numbered from launch to launch: its own

@@ -41,7 +41,7 @@ std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site) {
   const u32 lane = self().lane();
   std::array<u32, 4> words{};
   for (u32 i = 0; i < 4; ++i) {
-    on_shared(unit_word(rows, i), 4, Kind::kRead, site);
+    on_shared(unit_word(rows, i), 4, Kind::kMatrixRead, site);
     for (u32 half = 0; half < 2; ++half) {
       const u32 address = static_cast<u32>(rows[i * 8 + lane % 4 * 2 + half]) + lane / 4 * 2;
       words[i] |= static_cast<u32>(load_raw<u16>(address)) << (16 * half);
@@ -54,10 +54,10 @@ std::array<u32, 4> load_transposed_matrices(u32 row_address, Site site) {
 std::array<u32, 4> load_matrices(u32 row_address, Site site) {
   shared_at(row_address, 16, 16);
   const std::array<u64, kWarpSize> rows = exchange("ldmatrix", row_address);
-  const u32 lane = self().lane();
   std::array<u32, 4> words;
   for (u32 i = 0; i < 4; ++i) {
-    words[i] = load_shared<u32>(static_cast<u32>(rows[i * 8 + lane / 4]) + lane % 4 * 4, site);
+    on_shared(unit_word(rows, i), 4, Kind::kMatrixRead, site);
+    words[i] = load_raw<u32>(unit_word(rows, i) + kSharedBase);
   }
   exchange("ldmatrix", 0);  // no thread writes before all have read
   return words;

@@ -125,6 +125,29 @@ TEST(Checker, TensorLoads) {
                     HasSubstr("which a copy to the mbarrier at shared address 5120 wrote")));
 }
 
+// A box where another one was read.
+void load_box_twice(const Box& box, bool proxy_fence) {
+  load_box(box, true, true);
+  ptx::ldmatrix_x4(ptx::dynamic_shared() + thread() % 64 * 16);
+  if (proxy_fence) ptx::fence_proxy_async();
+  ptx::block_sync();
+  const u32 barrier = ptx::dynamic_shared() + 4096;
+  if (thread() == 0) {
+    ptx::mbarrier_arrive_expect(barrier, 1024);
+    ptx::tma_load(ptx::dynamic_shared(), box.map, barrier, 0, 0, 0, 0);
+  }
+  ptx::mbarrier_wait(barrier, 1);
+}
+
+TEST(Checker, LoadsUnderWayWhereACopyComes) {
+  const Box box;
+  EXPECT_EQ(complaint([&] { load_box_twice(box, true); }), "nothing");
+  EXPECT_THAT(complaint([&] { load_box_twice(box, false); }),
+              AllOf(HasSubstr("missing fence.proxy.async: a copy to the mbarrier at shared "
+                              "address 5120 writes tile["),
+                    HasSubstr("read at")));
+}
+
 void store_box(const Box& box, bool proxy_fence, bool wait) {
   for (u32 i = thread(); i < 256; i += 128) ptx::store_shared(word(i), 7);
   if (proxy_fence) ptx::fence_proxy_async();

@@ -102,6 +102,7 @@ struct BackwardPairedConsumer {
   template <i32 kRows>
   void load_words(Words& words, u32 rows) const {
     load_left_columns<kColumns>(words, OperandTile<kRows, true>{rows});
+    ptx::fence_proxy_async();  // ldmatrix -> what comes next
     ptx::warp_sync();
   }
   void release_words() {

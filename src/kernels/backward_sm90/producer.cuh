@@ -50,6 +50,7 @@ struct BackwardLoads {
   }
   // Bias and mask of a step and the keys of the work tile.
   void load_bias_and_mask(u32 tile, u32 full, const BackwardStep& step) const {
+    ptx::fence_proxy_async();  // ldmatrix -> these
     const i32 row = step.q_block * kConfig.q_rows, head = kv_head * params.group_size + step.head;
     const i32 sequence = work_tile.batch_kv_head / params.heads_kv;
     if constexpr (kConfig.tiled_bias) {
@@ -135,7 +136,7 @@ struct BackwardProducer {
   void load_k(const BackwardLoads<kConfig>& loads) const {
     const auto k = shared.k();
     const u32 full = loads.landing_of_keys(k.full(kv_at), shared.k_landed());
-    ptx::mbarrier_wait(k.empty(kv_at), kv_at.phase ^ 1);
+    k.producer_wait_loaded(kv_at);
     ptx::mbarrier_arrive_expect(full, kConfig.k_bytes());
     if constexpr (kConfig.paired) {
       loads.load_half_of_keys(params.maps.k, k.address(kv_at), full, kConfig.kv_rows(), 0,
@@ -157,8 +158,7 @@ struct BackwardProducer {
 
   void load_tile(const BackwardTile& work_tile, const QueryBlockRange& range) {
     const BackwardLoads<kConfig> loads{params, work_tile};
-    loads.prefetch_keys(
-        params.maps.k);  // to the L2, while the work tile before still uses the buffer
+    loads.prefetch_keys(params.maps.k);  // to the L2, while the buffer is still in use
     if (kConfig.dq && !kConfig.score.varlen && work_tile.batch_kv_head >= params.num_accum_slots) {
       // wait until the sums in its slot are cleared
       ptx::await(params.freed + work_tile.batch_kv_head - params.num_accum_slots,
@@ -276,7 +276,7 @@ struct BackwardDOutProducer {
   void load_v(const BackwardLoads<kConfig>& loads) const {
     const auto v = shared.v();
     const u32 full = loads.landing_of_keys(v.full(kv_at), shared.v_landed());
-    ptx::mbarrier_wait(v.empty(kv_at), kv_at.phase ^ 1);
+    v.producer_wait_loaded(kv_at);
     ptx::mbarrier_arrive_expect(full, kConfig.v_bytes());
     if constexpr (kConfig.paired) {
       loads.load_half_of_keys(params.maps.v, v.address(kv_at), full, kConfig.kv_rows_of_block(),

@@ -52,8 +52,22 @@ struct Pipeline {
   // another barrier. A fresh pipeline is free.
   void producer_acquire(PipelineState<kBuffers> at) const { producer_acquire(at, full(at)); }
   void producer_acquire(PipelineState<kBuffers> at, u32 barrier) const {
-    ptx::mbarrier_wait(empty(at), at.phase ^ 1);
+    producer_wait(at);
     ptx::mbarrier_arrive_expect(barrier, buffer_bytes);
+  }
+  void producer_wait(PipelineState<kBuffers> at) const {
+    ptx::mbarrier_wait(empty(at), at.phase ^ 1);
+  }
+
+  // The same of a buffer that consumers read by ldmatrix: what the copy engine writes comes after
+  // that only behind a proxy fence.
+  void producer_wait_loaded(PipelineState<kBuffers> at) const {
+    producer_wait(at);
+    ptx::fence_proxy_async();
+  }
+  void producer_acquire_loaded(PipelineState<kBuffers> at) const {
+    producer_wait_loaded(at);
+    ptx::mbarrier_arrive_expect(full(at), buffer_bytes);
   }
 
   // Consumer: waits for the data; says that it was read.

@@ -37,7 +37,7 @@ struct BackwardDqProducer {
   void load_queries(const TensorMap& map, const QueryBlock& block, const SeqlenInfo& seqlen) {
     const i32 row = seqlen.q_begin + block.q_block * kConfig.q_rows();
     for (i32 w = 0; w < kConfig.warpgroups; ++w) {
-      shared.q().producer_acquire(q_at);
+      shared.q().producer_acquire_loaded(q_at);
       load(map, shared.q().address(q_at), shared.q().full(q_at), 64, row + 64 * w, block.head,
            seqlen.batch);
       q_at.advance();

@@ -71,7 +71,11 @@ struct ForwardProducer {
   void load_q(const QueryBlock& block, const SeqlenInfo& seqlen) {
     const i32 row = seqlen.q_begin + block.q_block * kConfig.q_rows();
     for (i32 w = 0; w < kConfig.q_tiles(); ++w) {
-      shared.q().producer_acquire(q_at);
+      if constexpr (kConfig.q_register_dims > 0) {
+        shared.q().producer_acquire_loaded(q_at);
+      } else {
+        shared.q().producer_acquire(q_at);
+      }
       for (i32 h = 0; h < kConfig.heads_per_tile; ++h) {
         load(maps.q, shared.q().address(q_at) + h * kConfig.tile_rows() * 128,
              shared.q().full(q_at), kConfig.d_qk, 64, row + kConfig.tile_rows() * w, block.head + h,

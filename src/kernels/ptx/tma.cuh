@@ -3,8 +3,8 @@
 //
 // The tensor copy engine: one thread asks for a box of a 4-dimensional tensor, the engine moves,
 // swizzles and zero-fills it. It works in the asynchronous proxy: ordinary writes that it shall
-// read need fence_proxy_async in the writing threads first. PTX ISA 9.0, sections 9.7.9.25
-// and 9.7.13.4.
+// read, and ordinary reads that it may overwrite, need fence_proxy_async first. PTX ISA 9.0,
+// sections 9.7.9.25 and 9.7.13.4.
 //
 // And the barriers in shared memory that tell when a copy has landed: they count arrivals and
 // bytes. A phase ends when all expected threads have arrived and all expected bytes have landed;
@@ -115,8 +115,8 @@ inline void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 
 // cp.async.bulk.wait_group 0: all this thread's stores are complete.
 inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// fence.proxy.async: this thread's ordinary shared-memory writes come before later asynchronous
-// accesses that are ordered after it.
+// fence.proxy.async: ordinary accesses of shared memory by this thread, or ordered before it, come
+// before later asynchronous ones that are ordered after it.
 inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // cp.async.bulk, global to shared: `bytes` at `source` land at `shared` and count towards
