@@ -88,15 +88,13 @@ class Fault:
 
     def shape_error(self) -> str:
         """What keeps the old text from being a branch; "" if nothing does."""
-        text = _on_one_line(self.old)
-        if any(text.count(a) != text.count(b) for a, b in ("()", "[]", "{}")):
-            return "its old text has half of a pair of brackets"
+        texts = text, _ = _on_one_line(self.old), _on_one_line(self.new)
+        if any(t.count(a) != t.count(b) for t in texts for a, b in ("()", "[]", "{}")):
+            return "its old or new text has half of a pair of brackets"
         if self.is_statement and any(map(_DECLARATION.match, _statements(text))):
             return "its old text declares a name, which a branch would hide: take the expression"
-        if not self.is_statement and (";" in text or _HALF_EXPRESSION.search(text)):
-            return "its old text is neither an expression nor statements"
-        if not self.is_statement and not self.new.strip():
-            return "its new text is no expression"
+        if not self.is_statement and any(map(_is_no_expression, texts)):
+            return "its old or new text is neither an expression nor statements"
         return ""
 
     def place_error(self, before: str) -> str:
@@ -145,6 +143,11 @@ def _statements(text: str) -> list[str]:
     depths = list(accumulate((c == "{") - (c == "}") for c in text))
     outside = (c for c, depth in zip(text, depths, strict=True) if depth == (c == "{"))
     return [statement.lstrip() for statement in re.split("[;}]", "".join(outside))]
+
+
+def _is_no_expression(text: str) -> bool:
+    has_half = text.count("?") != len(re.findall("(?<!:):(?!:)", text))
+    return not text or ";" in text or has_half or _HALF_EXPRESSION.search(text) is not None
 
 
 def _on_one_line(text: str) -> str:

@@ -35,7 +35,7 @@ def tree(root: Path, old: str) -> Path:
     (root / "tests/emulator/planted").mkdir(parents=True)
     (root / "src/kernels/a").mkdir(parents=True)
     (root / "src/kernels/a/b.cuh").write_text(TEXT)
-    entry = f"name='x'\nfile='a/b.cuh'\nold='{old}'\nnew=';'\nwhy='y'\nfound_by='*'\n"
+    entry = f"name='x'\nfile='a/b.cuh'\nold='{old}'\nnew='{old}'\nwhy='y'\nfound_by='*'\n"
     (root / plant_faults.FAULTS).write_text(f"[[fault]]\n{entry}")
     return root
 
@@ -85,11 +85,11 @@ def test_a_declaration_and_half_a_statement_are_refused(tmp_path: Path) -> None:
         assert "declares a name" in fault(old, ";").shape_error()
     assert "neither" in fault("i = 0; i < n", "0").shape_error()
     assert "half" in fault("f(a, b));", "0);").shape_error()
-    for old in ("a == 0 &&", "|| b", "return a", "if (a)", "x +", "- x", "a ? b :"):
-        assert "neither" in fault(old, "0").shape_error()
-    for old in ("-a", "f<u8>", "!a", "*p", "&p", "++i"):
+    for half in ("a == 0 &&", "|| b", "return a", "if (a)", "x +", "- x", "a ? b :", "a : b", ""):
+        assert "neither" in fault(half or "x;y", "0").shape_error()
+        assert "neither" in fault("a", half).shape_error()
+    for old in ("-a", "f<u8>", "!a", "*p", "&p", "++i", "a ? b : x::y"):
         assert not fault(old, "0").shape_error()
-    assert "no expression" in fault("a == 0", "").shape_error()
     (finding, _) = sorted(map(str, plant_faults.check(tree(tmp_path, "i = 0; i < n"))))
     assert "neither" in finding
 

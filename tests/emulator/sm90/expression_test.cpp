@@ -78,14 +78,19 @@ constexpr Kernels kMaskGradientsApart{
 constexpr Kernels kBothGradients = kernels_of(
     dq_with_user(kBoth, {.mask_kind = MaskKind::kBoth, .varlen = true, .mask_tiles = true}));
 
-TEST(Sm90ExpressionsOnHost, Backward) {
+TEST(Sm90ExpressionsOnHost, GradientsOfScores) {
   expect_agreement<kScoreGradients>(1001, 4, false);
   expect_agreement<kScoreGradientsAlone>(1051, 4, false);
+}
+TEST(Sm90ExpressionsOnHost, GradientsOfMasks) {
   expect_agreement<kMaskGradients>(1101, 3, false, 290);
   expect_agreement<kMaskGradientsApart>(1151, 2, false, 260);
+  expect_agreement<kMaskGradients>(1543, 1, true, 260);
+  expect_agreement<kMaskGradients>(2771, 1, true, 260);
+}
+TEST(Sm90ExpressionsOnHost, GradientsOfBoth) {
   expect_agreement<kBothGradients>(1201, 4, false, 260);
   expect_agreement<kBothGradients>(1301, 2, true, 260);
-  expect_agreement<kMaskGradients>(1501, 4, true, 260);
 }
 
 // Masks that hide one row or key of a tile, a half of it, all but a pair, all of it, and other

@@ -24,11 +24,17 @@ constexpr MlaSm90Config kPackedLatents = [] {
   return config;
 }();
 constexpr MlaSm90Config kAllKeys{};
+constexpr MlaSm90Config kOneSequence = [] {
+  MlaSm90Config config = kOneRow;
+  config.several = false;
+  return config;
+}();
 constexpr MlaSm90Config kSmallPages = [] {
   MlaSm90Config config = kCausalLatents;
   config.gathers = true;
   return config;
 }();
+
 TEST(MlaSm90, LengthsAtTheEndsOfHalvesAndBlocks) {
   const std::vector<std::vector<i64>> lengths = {
       {1, 64, 0}, {63, 65, 127}, {128, 129, 192}, {193, 256, 257}};
@@ -39,11 +45,13 @@ TEST(MlaSm90, LengthsAtTheEndsOfHalvesAndBlocks) {
   }
 }
 
+// In up to three parts: groups of combine_mla have dims of their own or, of an even number of
+// workers, parts (attend).
 TEST(MlaSm90, RowsOfEveryCount) {
-  for (const i64 heads : {1, 63, 70}) {
+  for (const auto& [heads, workers] : {std::pair{1, 3}, {63, 4}, {70, 3}}) {
     RandomProblem random(static_cast<unsigned>(heads));
-    const Request request = latent_request(random, kCausalLatents, {{150, 9}, heads, 1, 2, 16});
-    expect_latent<kCausalLatents>(random, request, 3, 5);
+    const Request request = latent_request(random, kCausalLatents, {{230, 9}, heads, 1, 2, 16});
+    expect_latent<kCausalLatents>(random, request, workers, 5);
   }
 }
 
@@ -71,14 +79,13 @@ TEST(MlaSm90, AllKeysOfEqualLengths) {
   expect_latent<kAllKeys>(random, request, 5, 3);
 }
 
-// More workers than row tiles, so that each has a block that adds up its parts: more than a block
-// of mla_sm90 does.
+// A worker for each of ten blocks of keys of a row tile: more parts than combine_mla has groups.
 TEST(MlaSm90, SinksOfEqualLengths) {
   RandomProblem random(6);
-  Request request = latent_request(random, kAllKeys, {{200, 200, 200}, 32, 2});
+  Request request = latent_request(random, kAllKeys, {{450, 450}, 32, 2});
   Tensor& sinks = request.arrays[Array::kSinks] = random.contiguous(DType::kFloat32, {32});
   random.fill_normal(sinks, 5);
-  expect_latent<kAllKeys>(random, request, 30, 3);
+  expect_latent<kAllKeys>(random, request, 40, 3);
 }
 
 // Packed queries, some of no request, over pages of 8 rows, of which a window shows some.
@@ -88,13 +95,12 @@ TEST(MlaSm90, PackedQueries) {
   expect_latent<kPackedLatents>(random, latent_request(random, kPackedLatents, shape), 4, 7);
 }
 
-// Each reference grows by more than 2^8 over the one before it; parts of a row tile that the last
-// of their blocks adds up, and more.
+// Each reference grows by more than 2^8 over the one before it, in one part to five.
 TEST(MlaSm90, MaximaThatGrow) {
   for (const i64 workers : {1, 2, 4, 7}) {
     RandomProblem random(static_cast<unsigned>(workers));
-    const Request request = latent_request(random, kOneRow, {{400}, 16}, 0.2);
-    expect_latent<kOneRow>(random, request, workers, static_cast<u32>(workers));
+    const Request request = latent_request(random, kOneSequence, {{400}, 16}, 0.2);
+    expect_latent<kOneSequence>(random, request, workers, static_cast<u32>(workers));
   }
 }
 

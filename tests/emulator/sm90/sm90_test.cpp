@@ -384,6 +384,19 @@ TEST(Sm90OnHost, PairsOfBlocks) {
   expect_agreement<kPairOfHalves>(3901, 3);
 }
 
+// Both blocks compute theirs again.
+TEST(Sm90OnHost, ColumnsOfOneBlockOfAPairAreNotFinite) {
+  for (const bool is_last : {false, true}) {
+    RandomProblem random(3952);
+    const Request request = HopperRequest(random, kPairOfHalves, 100).request;
+    const Tensor& v = request.arrays[Array::kV];
+    ASSERT_GT(v.shape[3], kPairOfHalves.d_v / 2);
+    const i64 at[4] = {0, 0, 0, is_last ? v.shape[3] - 1 : 0};
+    store_real(RandomProblem::address(v, at), v.dtype, kNan);
+    expect_agreement<kPairOfHalves>(request, random, 3952);
+  }
+}
+
 TEST(Sm90OnHost, Unswizzled) { expect_agreement<kUnswizzled>(1501, 6); }
 TEST(Sm90OnHost, UnswizzledSequences) { expect_agreement<kUnswizzledSequences>(1601, 6); }
 TEST(Sm90OnHost, NothingOverlaps) { expect_agreement<kSerial>(1701, 6); }
@@ -437,6 +450,35 @@ TEST(Sm90OnHost, LowestBiasIsFinite) {
     });
     expect_agreement<kPairs>(request, random, seed);
   }
+}
+
+// The first row sees all of the first block of keys and nothing of the one after, with which its
+// rows begin: it has no maximum when it meets scores that are all far below 0.
+TEST(Sm90OnHost, LowScoresInABlockThatAllRowsSee) {
+  RandomProblem random(1);
+  Request request;
+  Arrays& arrays = request.arrays;
+  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
+    const i64 rows = array == Array::kQ || array == Array::kO ? 64 : kCapped.kv_rows + 63;
+    const DType dtype = array == Array::kO ? DType::kFloat32 : kCapped.dtype;
+    arrays[array] = random.contiguous(dtype, {1, 1, rows, 64});
+    if (array != Array::kO) random.fill_normal(arrays[array]);
+  }
+  arrays[Array::kLse] = random.contiguous(DType::kFloat32, {1, 1, 64});
+  arrays[Array::kSinks] = random.contiguous(DType::kFloat32, {1});
+  const auto fill = [&](Array array, double mean, double spread) {
+    RandomProblem::for_each(arrays[array], [&](const i64* at) {
+      store_real(RandomProblem::address(arrays[array], at), arrays[array].dtype,
+                 mean + spread * random.normal());
+    });
+  };
+  fill(Array::kQ, 1, 0);
+  fill(Array::kK, -7, 0.5);
+  fill(Array::kSinks, -52, 0);
+  request.options.scale = 0.125;
+  request.options.softcap = 100;
+  request.options.causal = true;
+  expect_agreement<kCapped>(request, random, 1);
 }
 
 TEST(Sm90OnHost, HiddenNanDoesNotShow) {
