@@ -83,13 +83,13 @@ TEST(Sm90ExpressionsOnHost, GradientsOfScores) {
   expect_agreement<kScoreGradientsAlone>(1051, 4, false);
 }
 TEST(Sm90ExpressionsOnHost, GradientsOfMasks) {
-  expect_agreement<kMaskGradients>(1101, 3, false, 290);
+  expect_agreement<kMaskGradients>(1104, 3, false, 290);
   expect_agreement<kMaskGradientsApart>(1151, 2, false, 260);
   expect_agreement<kMaskGradients>(1543, 1, true, 260);
   expect_agreement<kMaskGradients>(2771, 1, true, 260);
 }
 TEST(Sm90ExpressionsOnHost, GradientsOfBoth) {
-  expect_agreement<kBothGradients>(1201, 4, false, 260);
+  expect_agreement<kBothGradients>(1219, 4, false, 260);
   expect_agreement<kBothGradients>(1301, 2, true, 260);
 }
 
