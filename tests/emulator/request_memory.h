@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arrays of a request of RandomProblem, as the emulator's checker knows them: by name, inputs
-// only to be read, outputs that hold nothing yet.
+// only to be read, outputs that hold nothing yet unless results are merged with what they hold.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline emulator::GlobalMemory memory_of(const Request& request) {
       known.strides[static_cast<size_t>(axis)] = tensor.strides[axis];
     }
     known.writable = output;
-    known.initialised = !output;
+    known.initialised = !output || request.options.accumulate;
     known.margin_bytes = RandomProblem::kMarginBytes;
     arrays.push_back(known);
   }

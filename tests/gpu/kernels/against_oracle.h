@@ -9,6 +9,7 @@
 
 #include <functional>
 
+#include "../../cpu/drawn_parts.h"
 #include "cpu/backend.h"
 #include "kernel_support.h"
 #include "planted.h"
@@ -32,6 +33,23 @@ void expect_forward_agrees(unsigned first) {
     const Request actual = with_fresh_outputs(random, expected);
     cpu::scalar_forward(validate(expected, Pointers::kChecked));
     run_on<Forward>(seed % 2 == 0 ? with_rng_array(random, actual) : actual, seed);
+    expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
+  }
+}
+
+// Merged with a part of the rows that is there.
+template <template <DType> class Forward>
+void expect_parts_are_merged(unsigned seed) {
+  for (unsigned left = num_drawn(kProblemsOfATest); left > 0; ++seed) {
+    RandomProblem random(seed);
+    const Request drawn = random.draw();
+    const DType o = drawn.arrays[Array::kO].dtype;
+    if (o != accumulator(o)) continue;
+    --left;
+    const Request expected = with_parts(random, drawn);
+    const Request actual = with_parts_elsewhere(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run_on<Forward>(actual, seed);
     expect_close(actual, expected, {Array::kO, Array::kLse}, seed);
   }
 }

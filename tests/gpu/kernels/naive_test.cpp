@@ -60,6 +60,8 @@ TEST_P(Naive, CachesAgreeWithTheOracle) { expect_caches_agree<NaiveOverCaches>(G
 
 TEST_P(Naive, BackwardAgreesWithTheOracle) { expect_backward_agrees<NaiveBackward>(GetParam()); }
 
+TEST(NaiveParts, AreMerged) { expect_parts_are_merged<NaiveForward>(500); }
+
 TEST(NaiveLists, AgreeWithTheOracle) { expect_lists_agree<NaiveForward, NaiveBackward>(); }
 TEST(NaiveLists, MayBeAHeadsOwn) { expect_lists_of_heads_agree<NaiveForward>(); }
 

@@ -111,6 +111,8 @@ TEST_P(SimtOnHost, BackwardAgreesWithTheOracle) {
   expect_backward_agrees<SimtBackward>(GetParam());
 }
 
+TEST(SimtOnHostParts, AreMerged) { expect_parts_are_merged<SimtForward>(600); }
+
 TEST(SimtOnHostLists, AgreeWithTheOracle) { expect_lists_agree<SimtForward, SimtBackward>(); }
 TEST(SimtOnHostLists, MayBeAHeadsOwn) { expect_lists_of_heads_agree<SimtForward>(); }
 

@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: fulmen contributors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The Hopper kernels on parts of a sequence, against the scalar oracle: results merged with what is
+// there, and dropout beside segments, whose pairs are counted as in the whole.
+#include "../../cpu/drawn_parts.h"
+#include "launch_backward.h"
+
+namespace fulmen::test {
+namespace {
+
+constexpr ForwardSm90Config merging(ForwardSm90Config config) {
+  config.d_qk = config.d_v = 64;
+  config.kv_rows = 64;
+  config.stage_output = false;
+  config.score.stats = config.score.fp32_out = config.score.accumulate = true;
+  return config;
+}
+constexpr ForwardSm90Config kMergedSequences = merging(
+    {.warpgroups = 3, .score = {.mask_kind = MaskKind::kBoth, .sinks = true, .varlen = true}});
+constexpr ForwardSm90Config kMergedPairs = merging(
+    {.dtype = DType::kFloat16,
+     .shift_rule = ShiftRule::kWhenGrown,
+     .score = {.mask = true, .bias = DType::kFloat32, .dropout = true, .negative_scale = true}});
+
+// unusual: with NaN that some warps of a work tile see, whose rows the fallback merges.
+template <ForwardSm90Config kConfig>
+void expect_parts_are_merged(unsigned first, unsigned count, bool unusual) {
+  for (unsigned seed = first; seed < first + num_drawn(count); ++seed) {
+    RandomProblem random(seed);
+    const Request expected = with_parts(random, HopperRequest(random, kConfig, 200).request);
+    if (unusual) plant_unusual(expected, random);
+    const Request actual = with_parts_elsewhere(random, expected);
+    cpu::scalar_forward(validate(expected, Pointers::kChecked));
+    run_forward<kConfig>(validate(actual, Pointers::kChecked), seed);
+    expect_close_rows(actual, expected, seed);
+    for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+      EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
+          << "seed " << seed << ", " << name(output);
+    }
+  }
+}
+
+TEST(Sm90PartsOnHost, AreMerged) {
+  expect_parts_are_merged<kMergedSequences>(1, 12, false);
+  expect_parts_are_merged<kMergedSequences>(101, 8, true);
+  expect_parts_are_merged<kMergedPairs>(201, 8, false);
+}
+
+constexpr UserTerms kMaskOfParts{.mask = true};
+constexpr ForwardSm90Config kDrops{
+    .d_qk = 64,
+    .d_v = 64,
+    .kv_rows = 64,
+    .shift_rule = ShiftRule::kWhenGrown,
+    .stage_output = false,
+    .score = {.dropout = true, .mask_tiles = true, .user = kMaskOfParts}};
+constexpr Kernels kDropsGradients = kernels_of([] {
+  ForwardSm90Config config = dq_config(64, 64, MaskKind::kNone, false);
+  config.score = kDrops.score;
+  return config;
+}());
+
+// A causal request in segments, whose mask is steps over positions then.
+template <ForwardSm90Config kConfig>
+Request request_of_parts(RandomProblem& random) {
+  Request request = HopperRequest(random, kConfig, 140).request;
+  for (const Array array : {Array::kQ, Array::kK}) widen_rows(request.arrays[array]);
+  request.options.causal = true;
+  return with_segments(random, request);
+}
+
+TEST(Sm90PartsOnHost, DropWhatTheWholeDrops) {
+  unsigned left = num_drawn(20);
+  for (unsigned seed = 301; left > 0; ++seed) {
+    RandomProblem random(seed);
+    const Request request = request_of_parts<kDrops>(random);
+    if (!request.arrays[Array::kQSegments].present()) continue;
+    --left;
+    expect_agreement<kDrops>(request, random, seed);
+  }
+}
+
+TEST(Sm90PartsOnHost, DropInGradientsWhatTheWholeDrops) {
+  unsigned left = 6;
+  for (unsigned seed = 401; left > 0; ++seed) {
+    RandomProblem random(seed);
+    Request request = request_of_parts<kDropsGradients.dq>(random);
+    if (!request.arrays[Array::kQSegments].present()) continue;
+    if (!is_for<kDropsGradients>(request, random)) continue;
+    --left;
+    expect_agreement<kDropsGradients>(request, random, seed, false);
+  }
+}
+
+}  // namespace
+}  // namespace fulmen::test
