@@ -9,8 +9,8 @@
  *   3  The problem             fulmen_problem (options), fulmen_tensors (arrays)
  *   4  Simple call             fulmen_attention, fulmen_attention_backward
  *   5  Plan once, run often    fulmen_plan_create, fulmen_forward, fulmen_backward
- *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_mla_indexer,
- *                              fulmen_dense_mask, fulmen_expression_create
+ *   6  Beside attention        fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_quantise,
+ *                              fulmen_mla_indexer, fulmen_dense_mask, fulmen_expression_create
  *   7  Explanations            fulmen_explain, fulmen_build_info, fulmen_gpu_info, fulmen_schema
  *   8  GPUs                    fulmen_device_faults, fulmen_bundle_write, fulmen_cache_clear
  *   9  Everything owned        fulmen_set_log, fulmen_set_num_threads, fulmen_set_parallel_for
@@ -602,6 +602,57 @@ FULMEN_API fulmen_status fulmen_append_kv(const fulmen_append* append, void* str
 FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tensor* positions,
                                        const fulmen_tensor* cos, const fulmen_tensor* sin,
                                        int32_t interleaved, const fulmen_tensor* out, void* stream);
+
+/* Numbers of 8 bits for a cache, from rows of more. fulmen_quantisation_init sets all arrays
+ * absent.
+ *
+ *   values = R (x - constant) / scale, rounded to the nearest number of their type
+ *
+ * constant has a number for each head and dim; R, where rotate is 1, is Hadamard's matrix over the
+ * square root of its size, on parts of a row: of the largest power of two that divides dim. What is
+ * absent is not there: without scale and with values of the dtype of x it is the rotation alone,
+ * which undoes itself. Rounding is to even at ties, what is beyond the largest number of the type
+ * becomes that, NaN stays NaN but 0 in int8.
+ *
+ * Keys less a constant, rotated like their queries, give scores that differ by one number a row
+ * (scale * dot(q, constant)) from those of the keys: o is the same, where no softcap and no sink
+ * stands beside the scores, and single dims that are large no longer coarsen all others. Sources:
+ * Ashkboos et al., QuaRot (2024), section 3; Zhang et al., SageAttention (2024), section 3.2.
+ *
+ * find_constant: constant, (batch, head, 1, dim), is written before it is taken off: the mean of up
+ * to 256 of the rows that count, evenly spread, of those that are finite; 0 where that is less than
+ * half of their size, when it would gain nothing. find_scale: scale is written: for each of its
+ * elements headroom times the largest number that it divides, of those that are finite, over the
+ * largest of the type (448, 57344, 127), and 2^-100 at least. Both else are read: rows that are
+ * appended later take those of the cache. Rows from lengths[b] on are not read; their values are 0.
+ *
+ * Values are what append_kv stores of R (x - constant) in float32 by the same scale. */
+typedef struct fulmen_quantisation {
+  size_t struct_size;
+
+  fulmen_tensor x;        /* (batch, head, row, dim), dim 1 .. 512; T: float32, float16, bfloat16 */
+  fulmen_tensor values;   /* as x: written; one of the three 8-bit types, or T without a scale */
+  fulmen_tensor constant; /* float32, broadcast to (batch, head, 1, dim) */
+  fulmen_tensor scale;    /* float32, broadcast to (batch, head, row, 1) or (batch, head, 1, dim) */
+  fulmen_tensor lengths;  /* (batch) int32 or int64: rows that count */
+
+  int32_t rotate; /* each 0 (default) or 1 */
+  int32_t find_constant;
+  int32_t find_scale;
+  double headroom; /* 1 (default) or more: rows to come may be so much larger */
+} fulmen_quantisation;
+
+FULMEN_API void fulmen_quantisation_init_sized(fulmen_quantisation* quantisation,
+                                               size_t struct_size);
+static inline void fulmen_quantisation_init(fulmen_quantisation* quantisation) { /* all absent */
+  fulmen_quantisation_init_sized(quantisation, sizeof(fulmen_quantisation));
+}
+
+/* Runs where x is: with all arrays in the memory of one GPU there, on the stream (NULL: its default
+ * stream), in one to three kernels; allocates nothing and waits for nothing; NULL on the CPU. What
+ * is written overlaps no other array. In host memory a length out of range is an error; on a GPU
+ * such an entry counts as empty, and FULMEN_FAULT_KV_LENGTHS is recorded. */
+FULMEN_API fulmen_status fulmen_quantise(const fulmen_quantisation* quantisation, void* stream);
 
 /* Which keys a query row of sparse latent attention sees: the indexer of DeepSeek-V3.2 (2025,
  * section 2.1). fulmen_indexer_init sets all arrays absent. The score of key j for row i is

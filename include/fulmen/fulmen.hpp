@@ -378,6 +378,33 @@ inline void append_kv(const Append& append, void* stream = nullptr) {
   check(fulmen_append_kv(&made, stream));
 }
 
+// As fulmen_quantisation: arrays that are left out are absent.
+struct Quantisation {
+  Tensor x{}, values{}, constant{}, scale{}, lengths{};
+  bool rotate = false, find_constant = false, find_scale = false;
+  double headroom = 1;
+
+  fulmen_quantisation c() const {
+    fulmen_quantisation made;
+    fulmen_quantisation_init(&made);
+    made.x = x;
+    made.values = values;
+    made.constant = constant;
+    made.scale = scale;
+    made.lengths = lengths;
+    made.rotate = rotate ? 1 : 0;
+    made.find_constant = find_constant ? 1 : 0;
+    made.find_scale = find_scale ? 1 : 0;
+    made.headroom = headroom;
+    return made;
+  }
+};
+
+inline void quantise(const Quantisation& quantisation, void* stream = nullptr) {
+  const fulmen_quantisation made = quantisation.c();
+  check(fulmen_quantise(&made, stream));
+}
+
 // As fulmen_indexer: arrays that are left out are absent.
 struct Indexer {
   Tensor q{}, k{}, k_scale{}, weights{}, kv_lengths{}, page_table{}, indices{};

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .latent import MlaForm, attention_mla, mla_form
     from .merging import merge
     from .planning import Plan, plan
+    from .quantising import Quantised, hadamard, quantise
     from .visibility import BlockMap, block_map, dense_mask
 
     __version__: str
@@ -63,6 +64,7 @@ __all__ = [
     "MlaForm",
     "OutOfMemoryError",
     "Plan",
+    "Quantised",
     "Score",
     "ShapeError",
     "UnsupportedError",
@@ -83,12 +85,14 @@ __all__ = [
     "errors",
     "explain",
     "gpu_info",
+    "hadamard",
     "load_bundle",
     "masks",
     "merge",
     "mla_form",
     "mla_indexer",
     "plan",
+    "quantise",
     "rotary",
     "rotary_tables",
     "score",
@@ -112,6 +116,7 @@ _MODULES = {
     "latent": "MlaForm attention_mla mla_form",
     "merging": "merge",
     "planning": "Plan plan",
+    "quantising": "Quantised hadamard quantise",
     "visibility": "BlockMap block_map dense_mask",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

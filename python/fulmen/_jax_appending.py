@@ -65,7 +65,7 @@ def append_kv(
             "v_pages is None; records of latent attention are written in place, by fulmen.append_kv"
         )
     given = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
-    arrays = {n: _array(n, x) for n, x in zip(given._fields, given) if x is not None}
+    arrays = {n: numbers(n, x) for n, x in zip(given._fields, given) if x is not None}
     for name in ("k_pages", "v_pages"):
         axes.of_pools.check(arrays[name], name)
     for name in ("k_new", "v_new", "q"):
@@ -81,7 +81,8 @@ def scale_array(x: Any) -> Array:
     return made.reshape(1) if made.ndim == 0 else made
 
 
-def _array(name: str, x: Any) -> Array:
+def numbers(name: str, x: Any) -> Array:
+    """An array of JAX; scales from a number, too."""
     try:
         if name in SCALES:
             return scale_array(x)
@@ -134,9 +135,9 @@ def rotary(
         fulmen.Error: as `append_kv`; UnsupportedError where a gradient of cos or sin is asked for.
     """
     axes = layout_of(layout)
-    x, cos, sin = _array("x", x), _array("cos", cos), _array("sin", sin)
+    x, cos, sin = numbers("x", x), numbers("cos", cos), numbers("sin", sin)
     axes.check(x, "x")
-    place = None if positions is None else _array("positions", positions)
+    place = None if positions is None else numbers("positions", positions)
     return _rotate((bool(flag("interleaved", interleaved)), axes.code), x, place, cos, sin)
 
 

@@ -14,7 +14,7 @@ import jax
 from ._library import announce_nvrtc, library, schema
 from .page_tables import AppendArrays
 
-_VERBS = ("forward", "backward", "append_kv", "rotary")
+_VERBS = ("forward", "backward", "append_kv", "rotary", "quantise")
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,7 @@ _VERBS = (
 _RARE_VERBS = (  # looked up when they are first asked for
     *("gpu_info", "set_nvrtc_candidates", "cache_clear", "device_faults"),
     *("bundle_write", "bundle_load", "append_kv", "rotary", "mla_indexer", "cpu_run_loop"),
+    "quantise",
     *("expression_create", "block_map"),
     *("keep_options", "add_torch_kernels", "raise_refusal"),
 )
@@ -57,6 +58,7 @@ class Library:
     append_kv: Function
     rotary: Function
     mla_indexer: Function
+    quantise: Function
     gpu_info: Function
     set_nvrtc_candidates: Function
     cache_clear: Function

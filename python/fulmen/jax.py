@@ -29,6 +29,7 @@ import jax
 from . import expressions, masks
 from ._calls import result_dtype
 from ._jax_appending import append_kv, rotary, scale_array
+from ._jax_quantising import hadamard, quantise
 from ._jax_sharding import Split, split_over_devices
 from ._jax_targets import targets
 from ._library import expression_number, schema
@@ -41,7 +42,15 @@ from .page_tables import cache_keywords, check_dim_v, latent_keywords
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["append_kv", "attention", "attention_mla", "attention_paged", "rotary"]
+__all__ = [
+    "append_kv",
+    "attention",
+    "attention_mla",
+    "attention_paged",
+    "hadamard",
+    "quantise",
+    "rotary",
+]
 
 Array = Any
 

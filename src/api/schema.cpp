@@ -192,6 +192,7 @@ std::string sizes_json() {
   sizes.number("problem", sizeof(fulmen_problem)).number("tensors", sizeof(fulmen_tensors));
   sizes.number("tensor", sizeof(fulmen_tensor)).number("merge_part", sizeof(fulmen_merge_part));
   sizes.number("append", sizeof(fulmen_append)).number("indexer", sizeof(fulmen_indexer));
+  sizes.number("quantisation", sizeof(fulmen_quantisation));
   return sizes.done();
 }
 

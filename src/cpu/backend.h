@@ -15,6 +15,7 @@
 #include "core/append.h"
 #include "core/indexer.h"
 #include "core/problem.h"
+#include "core/quantisation.h"
 #include "core/validate.h"
 #include "plan/plan.h"
 
@@ -70,5 +71,9 @@ void append(const AppendProblem& problem);
 // Writes the indices of an indexer. problem: of validate_indexer, its arrays in host memory; their
 // contents are checked first, likewise.
 void index_keys(const IndexerProblem& problem);
+
+// Writes values, and constants and scales that are to be found. problem: of validate_quantise, its
+// arrays in host memory; lengths are checked first, likewise.
+void quantise(const QuantiseProblem& problem);
 
 }  // namespace fulmen::cpu

@@ -91,6 +91,21 @@ void check_failed(fulmen_status status) {
   throw Refusal{status, sentence};
 }
 
+fulmen_quantisation quantisation_of(int64_t rotate, int64_t headroom) {
+  fulmen_quantisation quantisation;
+  fulmen_quantisation_init(&quantisation);
+  quantisation.rotate = static_cast<int32_t>(rotate);
+  std::memcpy(&quantisation.headroom, &headroom, sizeof(double));
+  return quantisation;
+}
+
+void set_array(fulmen_quantisation& quantisation, const QuantiseRow& row,
+               const fulmen_tensor& array) {
+  if (array.rank == 0 && array.data == nullptr) return;  // absent
+  quantisation.*row.member = array;
+  if (row.finds != nullptr) quantisation.*row.finds = 1;
+}
+
 void check_append_failed(fulmen_status status) {
   std::string sentence = fulmen_last_error();
   for (const AppendRow& row : kAppendRows) {

@@ -24,6 +24,29 @@ struct Refusal {
   std::string sentence;
 };
 
+// The arrays of fulmen_quantise in the order in which bindings pass them: what it writes comes
+// first, scales and constants that are found apart from those that are given.
+struct QuantiseRow {
+  const char* name;
+  fulmen_tensor fulmen_quantisation::* member;
+  int32_t fulmen_quantisation::* finds;  // null: nothing
+  bool has_head_and_row;
+};
+inline constexpr QuantiseRow kQuantiseRows[] = {
+    {"values", &fulmen_quantisation::values, nullptr, true},
+    {"scale", &fulmen_quantisation::scale, &fulmen_quantisation::find_scale, true},
+    {"constant", &fulmen_quantisation::constant, &fulmen_quantisation::find_constant, true},
+    {"x", &fulmen_quantisation::x, nullptr, true},
+    {"scale", &fulmen_quantisation::scale, nullptr, true},
+    {"constant", &fulmen_quantisation::constant, nullptr, true},
+    {"lengths", &fulmen_quantisation::lengths, nullptr, false},
+};
+void set_array(fulmen_quantisation& quantisation, const QuantiseRow& row,
+               const fulmen_tensor& array);
+
+// Whether to rotate; the bits of the headroom.
+fulmen_quantisation quantisation_of(int64_t rotate, int64_t headroom);
+
 // The arrays of an append in the order in which bindings pass them: what it writes comes first.
 struct AppendRow {
   const char* name;  // in fulmen.h

@@ -274,6 +274,20 @@ int64_t mla_indexer(Arguments in) {
   return 0;
 }
 
+// (rotate, headroom as bits, stream, dtypes, layout, then the arrays of kQuantiseRows)
+int64_t quantise(Arguments in) {
+  const int64_t rotate = in.integer("rotate");
+  fulmen_quantisation quantisation = quantisation_of(rotate, in.integer("headroom"));
+  const int64_t stream = in.integer("stream");
+  const OwnDTypes dtypes = in.own_dtypes();
+  NextArray next{in, dtypes, Layout::of(in.integer("layout")).rows_before_heads};
+  for (const QuantiseRow& row : kQuantiseRows) {
+    set_array(quantisation, row, next(row.name, row.has_head_and_row));
+  }
+  check(fulmen_quantise(&quantisation, next.all.stream(stream)));
+  return 0;
+}
+
 // ---- GPUs, the cache of kernels, bundles -------------------------------------------------------
 
 // (text) -> bytes that the whole text takes
@@ -355,6 +369,7 @@ FULMEN_FFI_EXPORT(expression_create)
 FULMEN_FFI_EXPORT(append_kv)
 FULMEN_FFI_EXPORT(rotary)
 FULMEN_FFI_EXPORT(mla_indexer)
+FULMEN_FFI_EXPORT(quantise)
 FULMEN_FFI_EXPORT(gpu_info)
 FULMEN_FFI_EXPORT(set_nvrtc_candidates)
 FULMEN_FFI_EXPORT(cache_clear)

@@ -10,6 +10,7 @@
 //   arrays    for each argument, then each result: which row of fulmen/arrays.def it is; of an
 //             append or a rotary embedding: which of kAppendRows
 //   interleaved  of those two: one number
+//   quantisation  of a quantisation: rotate, the bits of headroom; its arrays are of kQuantiseRows
 //   dim_v     one number, of a call whose v is the first dims of k
 //
 // The caches of an append are arguments and results whose memory is one: XLA copies what was not
@@ -160,35 +161,57 @@ class XlaCall {
   Arrays arrays_;
 };
 
-fulmen_append append_of(const XlaCallFrame& frame, DLDevice device) {
-  fulmen_append append;
-  fulmen_append_init(&append);
-  const Words interleaved = attribute(frame.attributes, "interleaved");
+// The arrays of a call that has a struct of its own, each by its row of a table. Results last: they
+// take the place of arguments.
+template <class Row, size_t kCount, class Set>
+void set_arrays(const XlaCallFrame& frame, DLDevice device, const Row (&rows)[kCount],
+                const char* Row::* called, const Set& set) {
   const Words layout = attribute(frame.attributes, "layout");
   const Words members = attribute(frame.attributes, "arrays");
   const auto num_arguments = static_cast<size_t>(frame.arguments.size);
-  if (interleaved.size != 1 || layout.size != 1 ||
-      members.size != num_arguments + static_cast<size_t>(frame.results.size)) {
+  if (layout.size != 1 || members.size != num_arguments + static_cast<size_t>(frame.results.size)) {
     throw Refusal{FULMEN_ERROR_INTERNAL, "arrays does not name each argument and result"};
   }
-  append.interleaved = static_cast<int32_t>(*interleaved.data);
-  for (size_t i = 0; i < members.size; ++i) {  // results last: they take the place of arguments
+  for (size_t i = 0; i < members.size; ++i) {
     const bool is_result = i >= num_arguments;
     const XlaBuffers& buffers = is_result ? frame.results : frame.arguments;
     const size_t item = is_result ? i - num_arguments : i;
     const auto member = static_cast<size_t>(members.data[i]);
-    if (buffers.types[item] != kXlaIsBuffer || member >= std::size(kAppendRows)) {
+    if (buffers.types[item] != kXlaIsBuffer || member >= kCount) {
       throw Refusal{FULMEN_ERROR_INTERNAL, "arrays names what is no array"};
     }
     const auto& buffer = *static_cast<const XlaBuffer*>(buffers.items[item]);
     const DLTensor array{
         buffer.data, device, static_cast<int32_t>(buffer.rank), dtype_of(buffer.dtype), buffer.dims,
         nullptr,     0};
-    const AppendRow& row = kAppendRows[member];
+    const Row& row = rows[member];
     const bool exchanged = Layout::of(*layout.data).rows_before_heads && row.has_head_and_row;
-    append.*row.member = view(row.word, array, {exchanged, 0});
+    set(row, view(row.*called, array, {exchanged, 0}));
   }
+}
+
+fulmen_append append_of(const XlaCallFrame& frame, DLDevice device) {
+  fulmen_append append;
+  fulmen_append_init(&append);
+  const Words interleaved = attribute(frame.attributes, "interleaved");
+  if (interleaved.size != 1) {
+    throw Refusal{FULMEN_ERROR_INTERNAL, "interleaved is not one number"};
+  }
+  append.interleaved = static_cast<int32_t>(*interleaved.data);
+  set_arrays(frame, device, kAppendRows, &AppendRow::word,
+             [&](const AppendRow& row, const fulmen_tensor& array) { append.*row.member = array; });
   return append;
+}
+
+void run_quantise(const XlaCallFrame& frame, DLDevice device, void* stream) {
+  const Words given = attribute(frame.attributes, "quantisation");
+  if (given.size != 2) throw Refusal{FULMEN_ERROR_INTERNAL, "quantisation is not two numbers"};
+  fulmen_quantisation quantisation = quantisation_of(given.data[0], given.data[1]);
+  set_arrays(frame, device, kQuantiseRows, &QuantiseRow::name,
+             [&](const QuantiseRow& row, const fulmen_tensor& array) {
+               set_array(quantisation, row, array);
+             });
+  check(fulmen_quantise(&quantisation, stream));
 }
 
 void run_append(const XlaCallFrame& frame, DLDevice device, void* stream) {
@@ -278,3 +301,5 @@ FULMEN_XLA_EXPORT(append_kv_cpu, run_append, false)
 FULMEN_XLA_EXPORT(append_kv_cuda, run_append, true)
 FULMEN_XLA_EXPORT(rotary_cpu, run_rotary, false)
 FULMEN_XLA_EXPORT(rotary_cuda, run_rotary, true)
+FULMEN_XLA_EXPORT(quantise_cpu, run_quantise, false)
+FULMEN_XLA_EXPORT(quantise_cuda, run_quantise, true)

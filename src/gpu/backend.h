@@ -4,8 +4,8 @@
 // What the GPU backend offers to the C ABI: plan a request, run a plan, do both at once. Requests
 // have their device resolved (driver/device.h). Streams are void*, as in fulmen.h. Thread safe.
 //
-// And fulmen_merge, fulmen_append_kv, fulmen_rotary and fulmen_mla_indexer of arrays on a GPU: one
-// small kernel each, compiled and kept as all others are.
+// And fulmen_merge, fulmen_append_kv, fulmen_rotary, fulmen_quantise and fulmen_mla_indexer of
+// arrays on a GPU: a small kernel or a few each, compiled and kept as all others are.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,7 @@
 
 #include "core/append.h"
 #include "core/indexer.h"
+#include "core/quantisation.h"
 #include "core/validate.h"
 #include "gpu/implementations.h"
 #include "gpu/jit/kernel_spec.h"
@@ -22,6 +23,7 @@
 #include "kernels/indexer/config.h"
 #include "kernels/indexer/params.h"
 #include "kernels/merge/params.h"
+#include "kernels/quantise/config.h"
 
 namespace fulmen::gpu {
 
@@ -89,5 +91,17 @@ std::vector<KernelSpec> indexer_specs();
 // Those that choose the keys of a sparse call of a dtype, from queries of that dtype or of
 // float8_e4m3fn of up to 128 numbers. topk: the entries of its table; none beyond kMostChosen.
 std::vector<KernelSpec> indexer_specs_of(DType dtype, i64 topk);
+
+// Likewise of fulmen_quantise. problem: of validate_quantise.
+int device_of(const QuantiseProblem& problem);
+void quantise(const QuantiseProblem& problem, int ordinal, void* stream);
+QuantiseArrayConfig quantise_config(const QuantiseProblem& problem);
+QuantiseArrayParams quantise_params(const QuantiseProblem& problem, FaultBytes* faults = nullptr);
+
+// Kernels of several dtypes and dims: what CI compiles.
+std::vector<KernelSpec> quantise_specs();
+
+// Those that fill a cache of 8 bits of a call, keys being rotated, and that rotate its queries.
+std::vector<KernelSpec> quantise_specs_of(const Problem& problem);
 
 }  // namespace fulmen::gpu

@@ -308,6 +308,7 @@ std::vector<BundleEntry> bundle_entries(const PreparedPlan& prepared, const Prob
   if (!problem.has_caches()) return entries;
   for (const KernelSpec& spec : append_specs_of(problem.dtype, problem.kv_dtype())) add(spec);
   for (const KernelSpec& spec : merge_specs()) add(spec);
+  for (const KernelSpec& spec : quantise_specs_of(problem)) add(spec);
   if (!problem.slots) return entries;
   for (const KernelSpec& spec : indexer_specs_of(problem.dtype, problem.kv_rows)) add(spec);
   return entries;

@@ -79,6 +79,7 @@ template <class Real>
 inline constexpr Real kLn2 = static_cast<Real>(0.693147180559945309);
 template <class Real>
 inline constexpr Real kInfinity = static_cast<Real>(__builtin_bit_cast(float, 0x7f800000u));
+inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
 
 template <class T>
 constexpr T min(T a, T b) {

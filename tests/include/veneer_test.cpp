@@ -220,6 +220,15 @@ TEST(Veneer, MergeAndDenseMask) {
   fulmen::rotary(fulmen::tensor(row, {1, 2}), {}, cos, sin, true, fulmen::tensor(turned, {1, 2}));
   EXPECT_THAT(turned, ElementsAre(-2, 1));
 
+  std::int8_t rounded[2];
+  float scale[1] = {};
+  fulmen::quantise({.x = fulmen::tensor(row, {1, 2}),
+                    .values = fulmen::tensor(rounded, fulmen::DType::kInt8, {1, 2}),
+                    .scale = fulmen::tensor(scale, {1}),
+                    .find_scale = true});
+  EXPECT_FLOAT_EQ(scale[0], 2 / 127.f);
+  EXPECT_THAT(rounded, ElementsAre(64, 127));
+
   bool visible[kRows][kKeys];
   fulmen::dense_mask({.causal = true}, a.tensors(),
                      fulmen::tensor(visible, fulmen::DType::kBool, {kRows, kKeys}));

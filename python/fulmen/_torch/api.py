@@ -37,7 +37,7 @@ from ..options import (
     settings_of,
     window_sides,
 )
-from . import appending, autograd, guards, indexing, ops, sharding, sparse, subclasses
+from . import appending, autograd, guards, indexing, ops, quantising, sharding, sparse, subclasses
 from .fast_path import fast_attention, fast_planned, which_of
 from .ops import (
     DIFFERENTIABLE,
@@ -430,6 +430,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "append_kv": appending.append_kv,
     "rotary": appending.rotary,
     "mla_indexer": indexing.mla_indexer,
+    "quantise": quantising.quantise,
+    "hadamard": quantising.hadamard,
     "needs_gradients": sparse.needs_gradients,
     "attention_over_slots": sparse.attention_over_slots,
     "computes_itself": subclasses.computes_itself,

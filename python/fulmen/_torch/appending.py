@@ -61,17 +61,17 @@ def append_kv(
     stream: Any,
 ) -> Any:
     """`fulmen.append_kv` of tensors. named: the arrays behind v_new."""
-    _refuse_stream(stream)
+    refuse_stream(stream)
     axes = layout_of(layout, named["cu_new"] is not None)
     named = {
         name: scale_tensor(name, x, k_pages.device)
         if name in SCALES
-        else _tensor(name, x, k_pages.device)
+        else tensor_of(name, x, k_pages.device)
         for name, x in named.items()
     }
     arrays = AppendArrays(k_pages, v_pages, None, k_new, v_new, **named)
     for x, name in ((k_new, "k_new"), (v_new, "v_new")):
-        _tensor(name, x, k_pages.device)
+        tensor_of(name, x, k_pages.device)
     written(k_pages, v_pages, k_new, v_new, axes)
     if arrays.q is not None:
         axes.check(arrays.q, "q")
@@ -102,17 +102,18 @@ def rotary(
     x: Any, positions: Any, cos: Any, sin: Any, interleaved: bool, layout: str, stream: Any
 ) -> Any:
     """`fulmen.rotary` of a tensor, differentiable in x."""
-    _refuse_stream(stream)
+    refuse_stream(stream)
     axes = layout_of(layout)
     axes.check(x, "x")
-    positions = _tensor("positions", positions, x.device)
-    tables = (_tensor("cos", cos, x.device), _tensor("sin", sin, x.device))
+    positions = tensor_of("positions", positions, x.device)
+    tables = (tensor_of("cos", cos, x.device), tensor_of("sin", sin, x.device))
     if guards.is_transformed():
         return Rotary.apply(x, positions, *tables, interleaved, axes.name)
     return rotary_operator(x, positions, *tables, interleaved, axes.name)
 
 
-def _tensor(name: str, x: Any, device: Any) -> Any:
+def tensor_of(name: str, x: Any, device: Any) -> Any:
+    """An array as a tensor: lists and NumPy arrays go to `device`."""
     if x is None or isinstance(x, Tensor):
         return x
     try:
@@ -126,11 +127,12 @@ def scale_tensor(name: str, x: Any, device: Any) -> Any:
     """Scales as a tensor of an axis at least: from a number on `device`, or an array."""
     if isinstance(x, (int, float)):
         return torch.full((1,), x, dtype=torch.float32, device=device)
-    made = _tensor(name, x, device)
+    made = tensor_of(name, x, device)
     return made.reshape(1) if made is not None and made.dim() == 0 else made
 
 
-def _refuse_stream(stream: Any) -> None:
+def refuse_stream(stream: Any) -> None:
+    """Refuses stream=, which tensors have of torch."""
     if stream is not None:
         raise UnsupportedError(
             "stream is given with PyTorch tensors; their work goes to torch's current stream: use "

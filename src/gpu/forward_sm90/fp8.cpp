@@ -155,19 +155,20 @@ void Fp8Plan::add_launches(const Problem& problem) {
   };
   const i64 kv_heads = problem.arrays[Array::kK].shape[0] * problem.heads_kv;
   const i64 q_heads = problem.batch_extent() * problem.heads_q;
-  add("sample_operands", kv_heads + q_heads, config.kSampleThreads, config.sample_bytes());
+  add("sample_operands", kv_heads + q_heads, RowLanes::kSampleThreads,
+      RowLanes::sample_bytes(max(config.d_qk, config.d_v)));
   const auto blocks_of = [&](i64 heads, i64 rows, i32 dim) {
-    return heads * ceil_div(rows, i64{config.block_rows(dim)});
+    return heads * ceil_div(rows, i64{RowLanes::block_rows(dim)});
   };
   add("quantise_operands",
       blocks_of(q_heads, problem.q_rows, config.d_qk) +
           blocks_of(kv_heads, problem.kv_rows, config.d_qk) +
           blocks_of(kv_heads, problem.kv_rows, config.d_v),
-      config.kThreads, 0);
+      RowLanes::kThreads, 0);
   launches.insert(launches.end(), eight_->launches.begin(), eight_->launches.end());
   if (restores_) {
-    add("restore_constant", ceil_div(q_heads * problem.q_rows, i64{config.kThreads}),
-        config.kThreads, 0);
+    add("restore_constant", ceil_div(q_heads * problem.q_rows, i64{RowLanes::kThreads}),
+        RowLanes::kThreads, 0);
   }
   launches.insert(launches.end(), sixteen_->launches.begin(), sixteen_->launches.end());
 }

@@ -21,8 +21,6 @@ enum class ShiftRule : u8 {
   kFirstBlock,   // no maximum of full blocks at all; a result out of range is computed again
 };
 
-inline constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
-
 // Of e4m3, the unit in which weights and their sums are held: 2^8 (products_sm90.cuh).
 inline constexpr float kUnitOf8Bits = 0x1p8f, kLog2UnitOf8Bits = 8;
 

@@ -151,6 +151,13 @@ inline void set_bits(u32* word, u32 bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
 }
 
+// red.relaxed.gpu.global.max of what is not negative: such floats are in the order of their bits.
+inline void raise_to(float* number, float x) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(number),
+               "r"(__builtin_bit_cast(u32, x))
+               : "memory");
+}
+
 // st.relaxed.sys.global: 1 in a byte of pinned memory, for the host to read.
 inline void set_flag(u8* flag) {
   asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(flag), "r"(1) : "memory");

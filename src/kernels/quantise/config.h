@@ -1,38 +1,39 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels that make e4m3 of 16-bit q, k and v are compiled for and launched with.
+// What the kernels that make e4m3 of 16-bit q, k and v are compiled for and launched with, and
+// those of fulmen_quantise.
 #pragma once
 
+#include "kernels/attention/quantisation.cuh"
 #include "kernels/params.h"
 #include "kernels/score_options.h"
 
 namespace fulmen {
+
+// How the threads of a block have rows.
+struct RowLanes {
+  static constexpr i32 kThreads = 256;
+  static constexpr i32 kRowsOfThread = 4;
+  static constexpr i32 kSampleThreads = 512;  // of the kernel that looks at a sample of the rows
+
+  // A lane has so many elements of a row; rows take a power of two of lanes, of which some may be
+  // idle.
+  static constexpr i32 elements(i32 dim) { return dim <= 256 ? 8 : 16; }
+  static constexpr i32 lanes(i32 dim) {
+    i32 count = 2;
+    while (count * elements(dim) < dim) count *= 2;
+    return count;
+  }
+  static constexpr i32 block_rows(i32 dim) { return kRowsOfThread * (kThreads / lanes(dim)); }
+  static constexpr i32 sample_bytes(i32 dim) { return kSampleThreads * elements(dim) * 4 + 64; }
+};
 
 struct QuantiseConfig {
   DType dtype = DType::kBFloat16;  // of q, k and v
   i32 d_qk = 128;                  // multiples of 16, up to 256
   i32 d_v = 128;
   bool varlen = false;  // lengths or offsets say which rows count
-
-  // A lane has 8 elements of a row; rows take a power of two of lanes, some of which may be idle.
-  static constexpr i32 kElements = 8;
-  static constexpr i32 kThreads = 256;
-  static constexpr i32 lanes(i32 dim) {
-    i32 count = 2;
-    while (count * kElements < dim) count *= 2;
-    return count;
-  }
-  static constexpr i32 kRowsOfThread = 4;
-  static constexpr i32 block_rows(i32 dim) { return kRowsOfThread * (kThreads / lanes(dim)); }
-
-  // q and k are rotated in parts of so many dims, the largest power of two that divides a row.
-  constexpr i32 rotated_dims() const { return d_qk & -d_qk; }
-
-  // Of the kernel that looks at a sample of the rows.
-  static constexpr i32 kSampleThreads = 512;
-  static constexpr i32 kSamples = 256;
-  static constexpr i32 sample_bytes() { return kSampleThreads * kElements * 4 + 64; }
 };
 
 template <class Each>
@@ -72,5 +73,31 @@ struct QuantiseParams {
   constexpr i64 kv_batch() const { return attention.kv_batch_extent(); }
   constexpr i64 q_batch() const { return attention.batch_extent(); }
 };
+
+// ---- fulmen_quantise
+// -----------------------------------------------------------------------------
+
+struct QuantiseArrayConfig {
+  DType dtype = DType::kBFloat16;     // of x
+  DType values = DType::kFloat8E4M3;  // or dtype
+  i32 dim = 128;                      // up to 512
+  bool rotate = false;
+  bool vectors = true;  // rows of x, and of values, lie as kernels read them at once
+};
+
+template <class Each>
+constexpr void for_each_field(const QuantiseArrayConfig& config, Each each) {
+  each("dtype", config.dtype);
+  each("values", config.values);
+  each("dim", config.dim);
+  each("rotate", config.rotate);
+  each("vectors", config.vectors);
+}
+
+struct QuantiseArrayParams : QuantiseArrays<ArrayView> {
+  QuantiseExtents extents;
+  FaultBytes* faults;  // of the device, or null
+};
+static_assert(sizeof(QuantiseArrayParams) <= 4096);
 
 }  // namespace fulmen

@@ -24,13 +24,6 @@
 
 namespace fulmen {
 
-// 1 / sqrt(n) of a power of two.
-constexpr float inverse_root(i32 n) {
-  float root = 1;
-  for (; n >= 4; n /= 4) root /= 2;
-  return n == 2 ? root * 0.70710678f : root;
-}
-
 // Rows of q, or of k and v, that count, of a batch entry of the arrays: the first so many.
 template <QuantiseConfig kConfig>
 inline i32 rows_in_use(const AttentionParams& p, i64 batch, bool of_keys) {
@@ -42,6 +35,13 @@ inline i32 rows_in_use(const AttentionParams& p, i64 batch, bool of_keys) {
   }
   const ArrayView& lengths = of_keys ? p.kv_lengths : p.q_lengths;
   return i32(rows_of(axis_entry(offsets, lengths, batch), extent, false).length);
+}
+
+template <QuantiseConfig kConfig, i32 kDim>
+using OperandRows = SourceRows<kConfig.dtype, kDim, true>;
+template <QuantiseConfig kConfig, i32 kDim>
+inline OperandRows<kConfig, kDim> rows_of_head(const ArrayView& array, i64 batch, i64 head) {
+  return {array.data + array.offset(batch, head, 0, 0) * i64{sizeof(u16)}, array.strides[2]};
 }
 
 // ---- A sample ----------------------------------------------------------------------------------
@@ -57,26 +57,26 @@ inline void sample_operands(const QuantiseParams& params) {
   const i64 of_keys = params.kv_batch() * p.heads_kv;
   const i64 index = ptx::block_index();
   const bool is_first = ptx::thread_index() == 0;
-  const auto rows_at = [](const ArrayView& array, i64 batch, i64 head) {
-    return reinterpret_cast<const u16*>(array.data) + array.offset(batch, head, 0, 0);
-  };
   if (index < of_keys) {
     const i64 batch = index / p.heads_kv, head = index % p.heads_kv;
     const i32 rows = rows_in_use<kConfig>(p, batch, true);
-    const RowSample<kConfig, kConfig.d_qk> keys{rows_at(p.k, batch, head), p.k.strides[2], rows,
-                                                shared};
-    keys.find_constant(params.constant + index * kConfig.d_qk, params.keeps_constant);
+    const RowSample<OperandRows<kConfig, kConfig.d_qk>> keys{
+        rows_of_head<kConfig, kConfig.d_qk>(p.k, batch, head), rows, shared};
+    const float mean = keys.find_constant(params.keeps_constant);
+    const i32 dim = i32(ptx::thread_index());
+    if (dim < kConfig.d_qk) params.constant[index * kConfig.d_qk + dim] = mean;
     const float norm = keys.largest_norm(keys.constant());
-    const RowSample<kConfig, kConfig.d_v> values{rows_at(p.v, batch, head), p.v.strides[2], rows,
-                                                 shared};
+    const RowSample<OperandRows<kConfig, kConfig.d_v>> values{
+        rows_of_head<kConfig, kConfig.d_v>(p.v, batch, head), rows, shared};
     const float value = values.largest_number();
     if (!is_first) return;
     params.k_scale[index] = scale_of(norm, kLargestE4M3);
     params.v_scale[index] = scale_of(value, kSampledValue);
   } else {
     const i64 batch = (index - of_keys) / p.heads_q, head = (index - of_keys) % p.heads_q;
-    const RowSample<kConfig, kConfig.d_qk> queries{rows_at(p.q, batch, head), p.q.strides[2],
-                                                   rows_in_use<kConfig>(p, batch, false), shared};
+    const RowSample<OperandRows<kConfig, kConfig.d_qk>> queries{
+        rows_of_head<kConfig, kConfig.d_qk>(p.q, batch, head),
+        rows_in_use<kConfig>(p, batch, false), shared};
     const float norm = queries.largest_norm({});
     if (is_first) params.q_scale[index - of_keys] = scale_of(norm, kLargestE4M3);
   }
@@ -91,14 +91,15 @@ template <QuantiseConfig kConfig, OperandKind kKind>
 struct QuantisedRows {
   static constexpr bool kIsValue = kKind == OperandKind::kValue;
   static constexpr i32 kDim = kIsValue ? kConfig.d_v : kConfig.d_qk;
-  static constexpr i32 kLanes = kConfig.lanes(kDim);
-  static constexpr i32 kSlots = kConfig.kThreads / kLanes;
+  static constexpr i32 kLanes = RowLanes::lanes(kDim);
+  static constexpr i32 kElements = RowLanes::elements(kDim);
+  static constexpr i32 kSlots = RowLanes::kThreads / kLanes;
+  using Part = RowPart<kElements>;
 
   const QuantiseParams& params;
   i64 head_index;  // batch * heads + head
   i64 kv_index;    // of its key head
-  const u16* source;
-  i64 stride;
+  OperandRows<kConfig, kDim> source;
   u8* target;  // of the head
   i64 extent;  // rows of the array
   i32 rows;    // that count
@@ -106,35 +107,33 @@ struct QuantisedRows {
 
   void run(i32 first) const {
     const i32 lane = i32(ptx::thread_index()) % kLanes;
-    const i32 column = lane * kConfig.kElements;
+    const i32 column = lane * kElements;
     const bool has_columns = column < kDim;
-    const float inverse = (kIsValue ? 1.f : inverse_root(kConfig.rotated_dims())) / scale;
-    RowPart constant{};
+    const float inverse = (kIsValue ? 1.f : inverse_root(rotated_dims(kDim))) / scale;
+    Part constant{};
     if (!kIsValue && has_columns) {
 #pragma unroll
-      for (i32 i = 0; i < kConfig.kElements; ++i) {
+      for (i32 i = 0; i < kElements; ++i) {
         constant.x[i] = params.constant[kv_index * kConfig.d_qk + column + i];
       }
     }
     const i32 first_row = first + i32(ptx::thread_index()) / kLanes;
-    RowPart parts[kConfig.kRowsOfThread] = {};
+    Part parts[RowLanes::kRowsOfThread] = {};
 #pragma unroll
-    for (i32 step = 0; step < kConfig.kRowsOfThread; ++step) {
+    for (i32 step = 0; step < RowLanes::kRowsOfThread; ++step) {
       const i64 row = first_row + step * kSlots;
-      if (row < rows && has_columns) {
-        parts[step] = RowPart::load<kConfig.dtype>(source + row * stride + column);
-      }
+      if (row < rows) parts[step] = source.load(row, column);
     }
     bool fits = true;
 #pragma unroll
-    for (i32 step = 0; step < kConfig.kRowsOfThread; ++step) {
+    for (i32 step = 0; step < RowLanes::kRowsOfThread; ++step) {
       const i32 row = first_row + step * kSlots;
       const bool counts = row < rows;
-      RowPart& part = parts[step];
+      Part& part = parts[step];
       fits = quantise(part, constant, row, lane, counts) && fits;
       if (counts && has_columns) {
 #pragma unroll
-        for (i32 i = 0; i < kConfig.kElements; ++i) {
+        for (i32 i = 0; i < kElements; ++i) {
           part.x[i] *= inverse;
           fits = fits && ptx::abs(part.x[i]) <= kLargestE4M3;
         }
@@ -148,7 +147,7 @@ struct QuantisedRows {
 
  private:
   // What comes before the scale. Whether e4m3 serves the row, but for its largest number.
-  bool quantise(RowPart& part, const RowPart& constant, i32 row, i32 lane, bool counts) const {
+  bool quantise(Part& part, const Part& constant, i32 row, i32 lane, bool counts) const {
     const float largest = largest_of_lanes<kLanes>(part.largest());
     if constexpr (kIsValue) return largest == 0 || largest >= kSmallestValue * scale;
     float square = sum_of_lanes<kLanes>(part.square());
@@ -165,7 +164,7 @@ struct QuantisedRows {
       square = rest;
     }
     const float least = kSmallestNorm * scale;
-    part.template rotate<kConfig.rotated_dims()>();
+    part.template rotate<rotated_dims(kDim)>();
     return fits && (largest == 0 || square >= least * least);
   }
 };
@@ -178,7 +177,7 @@ inline void quantise_operands(const QuantiseParams& params) {
   const auto run = [&]<OperandKind kKind>(const ArrayView& array, i64 batch_extent, i64 heads,
                                           i64 extent, u8* target, const float* scales) {
     using Rows = QuantisedRows<kConfig, kKind>;
-    constexpr i32 kBlockRows = kConfig.block_rows(Rows::kDim);
+    constexpr i32 kBlockRows = RowLanes::block_rows(Rows::kDim);
     const i64 of_head = ceil_div(extent, i64{kBlockRows});
     if (block >= of_head * heads * batch_extent) {
       block -= of_head * heads * batch_extent;
@@ -191,8 +190,7 @@ inline void quantise_operands(const QuantiseParams& params) {
     const Rows rows{params,
                     index,
                     kv_index,
-                    reinterpret_cast<const u16*>(array.data) + array.offset(batch, head, 0, 0),
-                    array.strides[2],
+                    rows_of_head<kConfig, Rows::kDim>(array, batch, head),
                     target + index * extent * Rows::kDim,
                     extent,
                     rows_in_use<kConfig>(p, batch, !is_query),
@@ -214,7 +212,7 @@ inline void quantise_operands(const QuantiseParams& params) {
 template <QuantiseConfig kConfig>
 inline void restore_constant(const QuantiseParams& params) {
   const AttentionParams& p = params.attention;
-  const i64 number = i64{ptx::block_index()} * kConfig.kThreads + ptx::thread_index();
+  const i64 number = i64{ptx::block_index()} * RowLanes::kThreads + ptx::thread_index();
   if (number >= params.q_batch() * p.heads_q * p.q_rows) return;
   const i64 row = number % p.q_rows, head = number / p.q_rows % p.heads_q;
   const i64 batch = number / p.q_rows / p.heads_q;

@@ -161,6 +161,7 @@ TEST(CompileKernels, Merge) { expect_compile({{{merge_specs()}, 3}}); }
 
 TEST(CompileKernels, Cascade) { expect_compile({{{cascade_specs()}, 1}}); }
 
+TEST(CompileKernels, Quantise) { expect_compile({{{quantise_specs()}, 1}}); }
 TEST(CompileKernels, Append) { expect_compile({{{append_specs()}, 1}}); }
 
 TEST(CompileKernels, Indexer) {

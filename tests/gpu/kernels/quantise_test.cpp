@@ -114,15 +114,15 @@ struct EightBitsOf {
                         .check = true},
                        kernel);
     };
-    launch(2 * (kQueryHeads + kKeyHeads), kConfig.kSampleThreads, kConfig.sample_bytes(),
+    launch(2 * (kQueryHeads + kKeyHeads), RowLanes::kSampleThreads, RowLanes::sample_bytes(256),
            "sample_operands", [&] { sample_operands<kConfig>(params); });
     const auto blocks = [](i64 heads, i64 rows, i32 dim) {
-      return 2 * heads * ceil_div(rows, i64{kConfig.block_rows(dim)});
+      return 2 * heads * ceil_div(rows, i64{RowLanes::block_rows(dim)});
     };
     launch(blocks(kQueryHeads, given.q_rows, kConfig.d_qk) +
                blocks(kKeyHeads, given.kv_rows, kConfig.d_qk) +
                blocks(kKeyHeads, given.kv_rows, kConfig.d_v),
-           kConfig.kThreads, 0, "quantise_operands", [&] { quantise_operands<kConfig>(params); });
+           RowLanes::kThreads, 0, "quantise_operands", [&] { quantise_operands<kConfig>(params); });
   }
 
   double product(i64 q_head, i64 row, i64 kv_head, i64 key) const {
@@ -236,7 +236,7 @@ TEST(Quantise, LseIsThatOfAllOfTheScore) {
   };
   for (i64 i = 0; i < 2 * kQueryHeads * 10; ++i) lse_of(i) = i % 7 == 0 ? -INFINITY : 2.f;
   emulator::launch({.blocks = 1,
-                    .threads = kOf64.kThreads,
+                    .threads = RowLanes::kThreads,
                     .shared_bytes = 0,
                     .seed = 1,
                     .kernel = "restore_constant",

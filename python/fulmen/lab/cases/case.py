@@ -18,7 +18,7 @@ from .scores import Scalars
 
 CHECKS = (
     "rule", "same", "alone", "repeat", "merge", "differs", "refused", "moved", "appended",
-    "indexed", "accumulate",
+    "indexed", "accumulate", "rounded",
 )  # fmt: skip
 
 

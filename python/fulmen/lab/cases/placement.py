@@ -69,6 +69,14 @@ class Host:
         """fulmen.mla_indexer."""
         return fulmen.mla_indexer(*arrays, **options)
 
+    def quantise(self, *arrays: Any, **options: Any) -> Any:
+        """fulmen.quantise."""
+        return fulmen.quantise(*arrays, **options)
+
+    def hadamard(self, x: Any) -> Any:
+        """fulmen.hadamard."""
+        return fulmen.hadamard(x)
+
     def modified(self) -> str:
         """Which copy of an input was written to; "" where there are none."""
         return ""
@@ -177,6 +185,20 @@ class OnGpu:
         with self.owner.stream():
             moved = (self._option(x) for x in arrays)
             found: Array = self.owner.get(fulmen.mla_indexer(*moved, **self.options(options)))
+        return found
+
+    def quantise(self, x: Array, dtype: str, **options: Any) -> Any:
+        """fulmen.quantise."""
+        with self.owner.stream():
+            found = fulmen.quantise(self.put(x), dtype, **self.options(options))
+            return found._replace(
+                **{name: self.owner.get(y) for name, y in found._asdict().items() if y is not None}
+            )
+
+    def hadamard(self, x: Array) -> Array:
+        """fulmen.hadamard."""
+        with self.owner.stream():
+            found: Array = self.owner.get(fulmen.hadamard(self.put(x)))
         return found
 
     def modified(self) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 import fulmen
 
-from . import appended, checks, indexed
+from . import appended, checks, indexed, rounded
 from .arithmetic import reference
 from .arrays import Array
 from .case import Case
@@ -261,6 +261,12 @@ def check_indexed(run: Run) -> Measured:
     yield from indexed.judged(run.case, run.problem, run.call, run.memory)
 
 
+def check_rounded(run: Run) -> Measured:
+    """Numbers of 8 bits, and the rotation before them."""
+    rounded.takes(run.where["implementation"])
+    yield from rounded.judged(run.case, run.problem, run.memory)
+
+
 def check_refused(run: Run) -> Measured:
     """A call without a meaning is refused."""
     checks.refused(run)
@@ -279,4 +285,5 @@ CHECKED = {
     "refused": check_refused,
     "appended": check_appended,
     "indexed": check_indexed,
+    "rounded": check_rounded,
 }

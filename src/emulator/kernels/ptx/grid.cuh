@@ -135,6 +135,12 @@ inline void set_bits(u32* word, u32 bits, Site site = Where::current()) {
   emulator::store_unseen(word, emulator::load_unseen(word) | bits);
 }
 
+inline void raise_to(float* number, float x, Site site = Where::current()) {
+  emulator::on_global(number, 4, emulator::Kind::kAtomic, site);
+  const float before = emulator::load_unseen(number);
+  emulator::store_unseen(number, before > x ? before : x);
+}
+
 inline void set_flag(u8* flag, Site site = Where::current()) {
   emulator::on_global(flag, 1, emulator::Kind::kAtomic, site);
   emulator::store_unseen(flag, u8{1});

@@ -4,7 +4,8 @@
 
 Read the tables in this order: bugs_rows, bugs_numbers, bugs_masks (public bug reports; owed: those
 that wait), lengths, shapes, numbers, memory, options, pair_tiles, packed, caches, decodes,
-cascades, latent, sparse, appended, indexer, quantised, expressions, segments, accumulated, grid.
+cascades, latent, sparse, appended, indexer, quantised, rounded, expressions, segments, accumulated,
+grid.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from . import (
     packed,
     pair_tiles,
     quantised,
+    rounded,
     segments,
     shapes,
     sparse,
@@ -41,8 +43,8 @@ from . import (
 
 TABLES = (
     bugs_rows, bugs_numbers, bugs_masks, lengths, shapes, numbers, memory, options, pair_tiles,
-    packed, caches, decodes, cascades, latent, sparse, appended, indexer, quantised, expressions,
-    block_lists, segments, accumulated, grid,
+    packed, caches, decodes, cascades, latent, sparse, appended, indexer, quantised, rounded,
+    expressions, block_lists, segments, accumulated, grid,
 )  # fmt: skip
 
 
