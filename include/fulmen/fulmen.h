@@ -617,7 +617,7 @@ FULMEN_API fulmen_status fulmen_rotary(const fulmen_tensor* x, const fulmen_tens
  * Keys less a constant, rotated like their queries, give scores that differ by one number a row
  * (scale * dot(q, constant)) from those of the keys: o is the same, where no softcap and no sink
  * stands beside the scores, and single dims that are large no longer coarsen all others. Sources:
- * Ashkboos et al., QuaRot (2024), section 3; Zhang et al., SageAttention (2024), section 3.2.
+ * Ashkboos et al., QuaRot (2024); Zhang et al., SageAttention (2024).
  *
  * find_constant: constant, (batch, head, 1, dim), is written before it is taken off: the mean of up
  * to 256 of the rows that count, evenly spread, of those that are finite; 0 where that is less than

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from numbers import Real
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,9 +13,9 @@ from jax.custom_batching import sequential_vmap
 
 import jax
 
-from ._jax_targets import targets
-from .appending import SCALES, placement
-from .errors import DTypeError, UnsupportedError, flag, shown
+from ._jax_targets import numbers, targets
+from .appending import placement
+from .errors import UnsupportedError, flag
 from .layouts import layout_of
 from .page_tables import AppendArrays
 
@@ -73,22 +72,6 @@ def append_kv(
             axes.check(arrays[name], name)
     call = _appending(tuple(arrays), bool(flag("interleaved", interleaved)), axes.code)
     return tuple(call(*arrays.values()))
-
-
-def scale_array(x: Any) -> Array:
-    """Scales as an array of an axis at least, from a number or an array."""
-    made = jnp.asarray(x, jnp.float32 if isinstance(x, Real) else None)
-    return made.reshape(1) if made.ndim == 0 else made
-
-
-def numbers(name: str, x: Any) -> Array:
-    """An array of JAX; scales from a number, too."""
-    try:
-        if name in SCALES:
-            return scale_array(x)
-        return jnp.asarray(x)
-    except (TypeError, ValueError):
-        raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None
 
 
 def _attributes(names: tuple[str, ...], interleaved: bool, layout: int) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from jax.custom_batching import sequential_vmap
 
 import jax
 
-from ._jax_appending import numbers, scale_array
-from ._jax_targets import targets
+from ._jax_targets import numbers, scale_array, targets
 from .layouts import LAYOUTS, Layout, layout_of
 from .quantising import (
     How,

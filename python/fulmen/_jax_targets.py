@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""The handlers of libfulmen (src/ffi/xla_handlers.cpp), told to XLA under names of their own."""
+"""The handlers of libfulmen (src/ffi/xla_handlers.cpp), told to XLA under names of their own.
+
+And what callers pass them, as arrays of JAX.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,18 @@ import ctypes
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import jax.numpy as jnp
 
 import jax
 
 from ._library import announce_nvrtc, library, schema
-from .page_tables import AppendArrays
+from .errors import DTypeError, shown
+from .page_tables import SCALES, AppendArrays
+
+Array = Any
 
 _VERBS = ("forward", "backward", "append_kv", "rotary", "quantise")
 
@@ -52,3 +62,19 @@ def _allow_export(names: Iterable[str]) -> None:
         _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE.update(names)
     except (ImportError, AttributeError):
         pass
+
+
+def scale_array(x: Any) -> Array:
+    """Scales as an array of an axis at least, from a number or an array."""
+    made = jnp.asarray(x, jnp.float32 if isinstance(x, Real) else None)
+    return made.reshape(1) if made.ndim == 0 else made
+
+
+def numbers(name: str, x: Any) -> Array:
+    """An array of JAX; scales from a number, too."""
+    try:
+        if name in SCALES:
+            return scale_array(x)
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{name} is {shown(x)}; an array of numbers is expected") from None

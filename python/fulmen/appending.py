@@ -19,10 +19,7 @@ from ._library import library
 from .array_types import Array, array_type_of, in_memory, is_torch, named_dtype, scales, torch_call
 from .errors import ArgumentError, DTypeError, UnsupportedError, flag, kind_of, shown, whole
 from .layouts import Layout, layout_of
-from .page_tables import AppendArrays, as_records, is_records, table_keywords
-
-SCALES = ("k_scale", "v_scale")
-INTEGERS = ("cu_new", "slots", "page_table", "page_indptr", "kv_lengths", "positions")
+from .page_tables import INTEGERS, SCALES, AppendArrays, as_records, is_records, table_keywords
 
 
 def append_kv(

@@ -28,10 +28,10 @@ import jax
 
 from . import expressions, masks
 from ._calls import result_dtype
-from ._jax_appending import append_kv, rotary, scale_array
+from ._jax_appending import append_kv, rotary
 from ._jax_quantising import hadamard, quantise
 from ._jax_sharding import Split, split_over_devices
-from ._jax_targets import targets
+from ._jax_targets import scale_array, targets
 from ._library import expression_number, schema
 from .array_types import NumpyType
 from .errors import ArgumentError, DTypeError, UnsupportedError, shown

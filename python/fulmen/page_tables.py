@@ -31,6 +31,11 @@ def is_records(cache: Array) -> bool:
     return dtype_name(cache.dtype) == "uint8"
 
 
+# Of an append: those that may be numbers, those that are integers.
+SCALES = ("k_scale", "v_scale")
+INTEGERS = ("cu_new", "slots", "page_table", "page_indptr", "kv_lengths", "positions")
+
+
 class AppendArrays(NamedTuple):
     """The arrays of `append_kv` in the order in which the library takes them."""
 

@@ -3,7 +3,7 @@
 """Numbers of 8 bits for caches: keys less a constant, rotated, divided by scales.
 
 The steps that `precision="fp8"` takes of 16-bit arrays, as functions of their own (Ashkboos et al.,
-QuaRot, 2024, section 3; Zhang et al., SageAttention, 2024, section 3.2).
+QuaRot, 2024; Zhang et al., SageAttention, 2024).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def hadamard(x: Array, *, constant: Any = None, layout: str = "bhsd", stream: An
     return quantise_arrays(x, constant, None, None, how, axes, stream).values
 
 
-def how_of(dtype: Any, per: str, rotate: bool, constant: Any, scale: Any, headroom: float) -> How:
+def how_of(dtype: Any, per: str, rotate: bool, constant: Any, scale: Any, headroom: Any) -> How:
     """The call that the arguments of `quantise` mean.
 
     Raises:
@@ -213,7 +213,7 @@ def quantise_arrays(
     x: Array, constant: Any, scale: Any, lengths: Any, how: How, axes: Layout, stream: Any = None
 ) -> Quantised:
     """`quantise` of arrays of any type."""
-    given = (None if scale is None else scales(scale, x), None if how.find_constant else constant)
+    given = [None if scale is None else scales(scale, x), None if how.find_constant else constant]
     x, *given, lengths = in_memory((x, *given, lengths), NAMES[3:])
     array_type = array_type_of(x, "x")
     where = array_type.stream(x, stream), array_type

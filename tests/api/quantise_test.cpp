@@ -71,6 +71,11 @@ TEST(QuantiseAbi, FindsConstantsAndScales) {
   EXPECT_THAT(call.values, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
 }
 
+void remove(fulmen_tensor& tensor) {
+  tensor.data = nullptr;
+  tensor.rank = 0;
+}
+
 struct QuantiseRefusal {
   const char* label;
   void (*spoil)(QuantiseCall& call);
@@ -79,10 +84,10 @@ struct QuantiseRefusal {
 };
 
 constexpr QuantiseRefusal kQuantiseRefusals[] = {
-    {"no x", [](QuantiseCall& call) { call.given.x = fulmen_quantisation{}.x; },
-     FULMEN_ERROR_ARGUMENT, "x is missing; (batch, head, row, dim) is needed"},
-    {"no values", [](QuantiseCall& call) { call.given.values = fulmen_quantisation{}.values; },
-     FULMEN_ERROR_ARGUMENT, "values is missing"},
+    {"no x", [](QuantiseCall& call) { remove(call.given.x); }, FULMEN_ERROR_ARGUMENT,
+     "x is missing; (batch, head, row, dim) is needed"},
+    {"no values", [](QuantiseCall& call) { remove(call.given.values); }, FULMEN_ERROR_ARGUMENT,
+     "values is missing"},
     {"rotate", [](QuantiseCall& call) { call.given.rotate = 2; }, FULMEN_ERROR_ARGUMENT,
      "rotate is 2; allowed is 0 or 1"},
     {"find constant", [](QuantiseCall& call) { call.given.find_constant = 1; },

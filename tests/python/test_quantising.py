@@ -115,7 +115,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (X, {"scale": np.ones((1, 3, 1, 1), np.float32)}, ShapeError, "scale has shape"),
     (X, {"scale": np.ones(1)}, DTypeError, "scale is float64; allowed is float32"),
     (X, {"constant": np.ones((1, 2, 4, 8), np.float32)}, ShapeError, "constant has shape"),
-    (np.ones((1, 1, 2, 513), np.float32), {}, ShapeError, "rows of 513 numbers; allowed is 1 to 512"),
+    (np.ones((1, 2, 513), np.float32), {"layout": "hsd"}, ShapeError, "rows of 513 numbers"),
     (X[0], {}, ShapeError, "x has 3 axes"),
 ]  # fmt: skip
 

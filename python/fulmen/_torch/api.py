@@ -38,6 +38,7 @@ from ..options import (
     window_sides,
 )
 from . import appending, autograd, guards, indexing, ops, quantising, sharding, sparse, subclasses
+from .arguments import scale_tensor
 from .fast_path import fast_attention, fast_planned, which_of
 from .ops import (
     DIFFERENTIABLE,
@@ -181,7 +182,7 @@ def _arrays(q: Any, k: Any, v: Any, inputs: dict[str, Any]) -> Any:
             inputs[name] = _captured_tensor(name, inputs[name], q.device)
     for name in _SCALES:
         if name in inputs:
-            inputs[name] = appending.scale_tensor(name, inputs[name], q.device)
+            inputs[name] = scale_tensor(name, inputs[name], q.device)
             _refuse_lost_gradient(name, inputs[name])
     _check_addends(inputs)
     return Arrays(q, k, v, **inputs)

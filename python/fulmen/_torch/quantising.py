@@ -27,7 +27,7 @@ from ..quantising import (
     shape_of_scale,
 )
 from . import guards, ops
-from .appending import refuse_stream, scale_tensor, tensor_of
+from .arguments import refuse_stream, scale_tensor, tensor_of
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 ops.library.define(

@@ -9,7 +9,7 @@
 // row of scores loses one number by c; single dims that are large everywhere are gone by c, and
 // what is left of them is spread over all by R, so that one scale serves them. The arrays of a
 // call, for the host and for kernels, and what both mean by c, R and scales.
-// Source: Ashkboos et al., QuaRot (2024), section 3; Zhang et al., SageAttention (2024),
+// Source: Ashkboos et al., QuaRot (2024); Zhang et al., SageAttention (2024),
 // section 3.2.
 #pragma once
 
