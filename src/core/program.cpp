@@ -303,6 +303,35 @@ i32 Builder::add(Op op, Type type, std::initializer_list<i32> args) {
   return type == Type::kFloat ? constant(value.real) : constant(type, value.integer);
 }
 
+namespace {
+
+bool is_arithmetic_of_floats(const Step& step) {
+  constexpr Op kArithmetic[] = {Op::kAdd,    Op::kSubtract, Op::kMultiply, Op::kDivide,
+                                Op::kNegate, Op::kMin,      Op::kMax,      Op::kAbs};
+  return step.type == Type::kFloat && step.operand == Type::kFloat &&
+         std::ranges::find(kArithmetic, step.op) != std::end(kArithmetic);
+}
+
+i64 num_uses(const Step& by, i32 value) {
+  return std::count(by.args, by.args + by.num_args, value);
+}
+
+std::vector<u8> flow_of(const Program& program, const std::vector<i32>& list,
+                        std::span<const i32> values) {
+  std::vector<u8> flow(list.size());
+  for (size_t at = 0; at + 1 < list.size(); ++at) {
+    const Step &step = program.step(list[at]), &next = program.step(list[at + 1]);
+    if (!is_arithmetic_of_floats(step) || !is_arithmetic_of_floats(next)) continue;
+    if (num_uses(next, list[at]) != 1) continue;
+    i64 uses = std::ranges::count(values, list[at]);
+    for (const i32 other : list) uses += num_uses(program.step(other), list[at]);
+    flow[at] = Goal::kPassed | (uses == 1 ? Goal::kAlone : 0);
+  }
+  return flow;
+}
+
+}  // namespace
+
 Goal goal_of(const Program& program, std::span<const i32> values) {
   std::vector<char> is_needed(program.steps.size());
   for (const i32 value : values) {
@@ -325,6 +354,7 @@ Goal goal_of(const Program& program, std::span<const i32> values) {
                                                : goal.pair;
     list.push_back(static_cast<i32>(index));
   }
+  goal.flow = flow_of(program, goal.pair, values);
   return goal;
 }
 

@@ -46,6 +46,11 @@ struct Goal {
   std::vector<i32> row;       // depend on the row alone
   std::vector<i32> column;    // depend on the key alone
   std::vector<i32> pair;
+  // Of each of those: whether the next takes it, arithmetic of floats both, and whether nothing
+  // else does.
+  std::vector<u8> flow;
+
+  static constexpr u8 kPassed = 1, kAlone = 2;
 };
 
 // A read of a floating-point array that the score depends on.
@@ -127,7 +132,7 @@ class Builder {
 // The most pairs that a step is computed for at once, and what their number is a multiple of.
 // Values lie one behind the other, floats in the type of sums, integers as i64, booleans as bytes,
 // and step n begins at n * kStepBytes.
-inline constexpr i64 kStepLanes = 128;
+inline constexpr i64 kStepLanes = 384;
 inline constexpr i64 kStepUnit = 32;
 inline constexpr i64 kStepBytes = kStepLanes * static_cast<i64>(sizeof(i64));
 

@@ -115,11 +115,17 @@ void ExpressionTile<Real>::fill_variable(i32 step, const Strip& strip) {
         return index;
     }
   };
-  const i64 count = strip.count();
-  if (!is_along) return std::fill_n(to, count, value_at(strip.across)), void();
-  for (i64 lane = 0; lane < count; ++lane) {
+  const i64 line = strip.line(), count = strip.count();
+  if (!is_along) {
+    for (i64 n = 0; n < strip.across.size(); ++n) {
+      std::fill_n(to + n * line, line, value_at(strip.across.begin + n));
+    }
+    return;
+  }
+  for (i64 lane = 0; lane < line; ++lane) {
     to[lane] = value_at(min(strip.along.begin + lane, strip.along.end - 1));
   }
+  for (i64 n = line; n < count; n += line) std::copy_n(to, line, to + n);
 }
 
 template <class Real>
@@ -148,14 +154,15 @@ void ExpressionTile<Real>::read(i32 step, i64 count) {
 }
 
 template <class Real>
-void ExpressionTile<Real>::run(const std::vector<i32>& list, const Strip& strip) {
+void ExpressionTile<Real>::run(const std::vector<i32>& list, const u8* flow, const Strip& strip) {
   const auto count = static_cast<i64>(list.size());
   i64 begin = 0;
   for (i64 index = 0; index <= count; ++index) {
     const bool is_end = index == count;
     if (!is_end && program_.step(list[static_cast<size_t>(index)]).op > Op::kRead) continue;
     if (index > begin) {
-      kernels_.run_steps(program_.steps.data(), list.data() + begin, index - begin, slots_,
+      kernels_.run_steps(program_.steps.data(), list.data() + begin,
+                         flow == nullptr ? nullptr : flow + begin, index - begin, slots_,
                          strip.count());
     }
     begin = index + 1;
@@ -165,7 +172,8 @@ void ExpressionTile<Real>::run(const std::vector<i32>& list, const Strip& strip)
   }
 }
 
-// load(row of the tile, column of the tile, count) before the steps of a strip, store(...) behind.
+// load(row of the tile, column of the tile, count, first lane) of each line before the steps of a
+// strip, store(...) behind.
 template <class Real>
 template <class Load, class Store>
 void ExpressionTile<Real>::for_each_strip(const Goal& goal, Interval rows, Interval keys,
@@ -175,14 +183,23 @@ void ExpressionTile<Real>::for_each_strip(const Goal& goal, Interval rows, Inter
   if (along.size() <= 0 || across.size() <= 0) return;
   run_constant(goal.constant);
   for (i64 first = along.begin; first < along.end; first += kStepLanes) {
-    Strip strip{lanes, across.begin, {first, min(first + kStepLanes, along.end)}};
-    run(by_rows ? goal.row : goal.column, strip);
-    for (; strip.across < across.end; ++strip.across) {
-      run(by_rows ? goal.column : goal.row, strip);
-      const i64 row = strip.across - across.begin, column = first - along.begin;
-      load(row, column, strip.along.size());
-      run(goal.pair, strip);
-      store(row, column, strip.along.size());
+    Strip strip{
+        lanes, {across.begin, across.begin + 1}, {first, min(first + kStepLanes, along.end)}};
+    const i64 lines = min(kStepLanes / strip.line(), across.size());
+    const auto each_line = [&](const auto& action) {
+      for (i64 n = 0; n < strip.across.size(); ++n) {
+        action(strip.across.begin + n - across.begin, first - along.begin, strip.along.size(),
+               n * strip.line());
+      }
+    };
+    strip.across.end = across.begin + lines;
+    run(by_rows ? goal.row : goal.column, nullptr, strip);
+    for (; strip.across.begin < across.end; strip.across.begin += lines) {
+      strip.across.end = min(strip.across.begin + lines, across.end);
+      run(by_rows ? goal.column : goal.row, nullptr, strip);
+      each_line(load);
+      run(goal.pair, goal.flow.data(), strip);
+      each_line(store);
     }
   }
 }
@@ -191,11 +208,11 @@ template <class Real>
 void ExpressionTile<Real>::hide(Interval rows, Interval keys, Real* addend, i64 stride) {
   const u8* const shows = lanes_of<u8>(program_.mask);
   for_each_strip(
-      program_.mask_goal, rows, keys, Lanes::kKeys, [](i64, i64, i64) {},
-      [&](i64 row, i64 column, i64 count) {
+      program_.mask_goal, rows, keys, Lanes::kKeys, [](i64, i64, i64, i64) {},
+      [&](i64 row, i64 column, i64 count, i64 first) {
         Real* const to = addend + row * stride + column;
         for (i64 lane = 0; lane < count; ++lane) {
-          if (!shows[lane]) to[lane] = -std::numeric_limits<Real>::infinity();
+          if (!shows[first + lane]) to[lane] = -std::numeric_limits<Real>::infinity();
         }
       });
 }
@@ -206,16 +223,17 @@ void ExpressionTile<Real>::map(Interval rows, Interval keys, Lanes lanes, Real* 
   const Goal& goal = slope ? program_.slope_goal : program_.score_goal;
   for_each_strip(
       goal, rows, keys, lanes,
-      [&](i64 row, i64 column, i64 count) {
+      [&](i64 row, i64 column, i64 count, i64 first) {
         if (s_ < 0) return;
-        std::copy_n(scores + row * stride + column, count, lanes_of<Real>(s_));
+        Real* const to = lanes_of<Real>(s_) + first;
+        std::copy_n(scores + row * stride + column, count, to);
         const i64 beyond = -count & (kStepUnit - 1);
-        std::fill_n(lanes_of<Real>(s_) + count, beyond, Real(0));
+        std::fill_n(to + count, beyond, Real(0));
       },
-      [&](i64 row, i64 column, i64 count) {
-        std::copy_n(lanes_of<Real>(program_.score), count, scores + row * stride + column);
+      [&](i64 row, i64 column, i64 count, i64 first) {
+        std::copy_n(lanes_of<Real>(program_.score) + first, count, scores + row * stride + column);
         if (!slope) return;
-        const Real* const factor = lanes_of<Real>(program_.slope);
+        const Real* const factor = lanes_of<Real>(program_.slope) + first;
         Real* const to = slope + row * stride + column;
         for (i64 lane = 0; lane < count; ++lane) to[lane] *= factor[lane];
       });
@@ -229,16 +247,17 @@ void ExpressionTile<Real>::differentiate(const expression::Derivative& derivativ
   const Tensor sums = expression::contiguous(problem_.arrays[capture_gradient(one.index)]);
   for_each_strip(
       derivative.goal, rows, keys, Lanes::kKeys,
-      [&](i64 row, i64 column, i64 count) {
-        if (s_ >= 0) std::copy_n(scores + row * stride + column, count, lanes_of<Real>(s_));
+      [&](i64 row, i64 column, i64 count, i64 first) {
+        if (s_ < 0) return;
+        std::copy_n(scores + row * stride + column, count, lanes_of<Real>(s_) + first);
       },
-      [&](i64 row, i64 column, i64 count) {
+      [&](i64 row, i64 column, i64 count, i64 first) {
         const i64 at = row * stride + column;
-        std::copy_n(lanes_of<Real>(derivative.value), count, values + at);
+        std::copy_n(lanes_of<Real>(derivative.value) + first, count, values + at);
         std::fill_n(elements + at, count, i64{0});
         for (int index = 0; index < one.num_args; ++index) {
           const int axis = kMaxRank - one.num_args + index;
-          const i64* const given = lanes_of<i64>(one.args[index]);
+          const i64* const given = lanes_of<i64>(one.args[index]) + first;
           for (i64 lane = 0; lane < count; ++lane) {
             elements[at + lane] +=
                 clamp<i64>(given[lane], 0, sums.shape[axis] - 1) * sums.strides[axis];

@@ -32,20 +32,23 @@ class ExpressionTile {
                      const Real* scores, Real* values, i64* elements, i64 stride);
 
  private:
-  // What changes from strip to strip.
+  // What changes from strip to strip: lines of lanes, one for each row, or key, across; of a narrow
+  // tile several.
   struct Strip {
     Lanes lanes;
-    i64 across;  // the row, or the key, that all have
+    Interval across;
     Interval along;
 
-    i64 count() const { return ceil_div(along.size(), kStepUnit) * kStepUnit; }  // computed
+    i64 line() const { return ceil_div(along.size(), kStepUnit) * kStepUnit; }  // lanes of one
+    i64 count() const { return across.size() * line(); }                        // computed
   };
 
   template <class Load, class Store>
   void for_each_strip(const expression::Goal& goal, Interval rows, Interval keys, Lanes lanes,
                       const Load& load, const Store& store);
   void run_constant(const std::vector<i32>& list);
-  void run(const std::vector<i32>& list, const Strip& strip);
+  // flow: of the pairs' steps, see Goal.
+  void run(const std::vector<i32>& list, const u8* flow, const Strip& strip);
   void fill_variable(i32 step, const Strip& strip);
   void read(i32 step, i64 count);
   template <class T>

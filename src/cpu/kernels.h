@@ -229,8 +229,9 @@ struct Kernels {
 
   // The values of steps list[0 .. count), none of which is a leaf, from those that they take.
   // lanes: a multiple of kStepUnit, up to kStepLanes.
-  void (*run_steps)(const expression::Step* steps, const i32* list, i64 count, char* slots,
-                    i64 lanes);
+  // flow: as that of a goal, or null.
+  void (*run_steps)(const expression::Step* steps, const i32* list, const u8* flow, i64 count,
+                    char* slots, i64 lanes);
 
   // offsets += index clamped to [0, last], times stride.
   void (*add_offsets)(const i64* index, i64 last, i64 stride, i64* offsets, i64 lanes);

@@ -228,11 +228,94 @@ void float_lanes(const StepSlots& slots, i32 out, const Step& step) {
   }
 }
 
+// One step on values of which one is in registers; is_first: the first.
+template <class Real, int kVectors>
+[[gnu::always_inline]] inline void chained_step(Op op, bool is_first, const Real* other,
+                                                Vector<Real> (&x)[kVectors]) {
+  const auto each_vector = [&](const auto& function) {
+    if (is_first) {
+#pragma GCC unroll 8
+      for (int u = 0; u < kVectors; ++u) x[u] = function(x[u], load(other + u * kWidth<Real>));
+    } else {
+#pragma GCC unroll 8
+      for (int u = 0; u < kVectors; ++u) x[u] = function(load(other + u * kWidth<Real>), x[u]);
+    }
+  };
+  switch (op) {
+    case Op::kAdd:
+      return each_vector([](auto a, auto b) { return a + b; });
+    case Op::kSubtract:
+      return each_vector([](auto a, auto b) { return a - b; });
+    case Op::kMultiply:
+      return each_vector([](auto a, auto b) { return a * b; });
+    case Op::kDivide:
+      return each_vector([](auto a, auto b) { return a / b; });
+    case Op::kNegate:
+      return each_vector([](auto a, auto) { return -a; });
+    case Op::kMin:
+      return each_vector([](auto a, auto b) {
+        const auto less = b < a ? b : a;
+        return b != b ? b : less;
+      });
+    case Op::kMax:
+      return each_vector([](auto a, auto b) {
+        const auto more = a < b ? b : a;
+        return b != b ? b : more;
+      });
+    default:
+      return each_vector([](auto a, auto) { return a < decltype(a){} ? -a : a + decltype(a){}; });
+  }
+}
+
+// Steps of which each takes the one before, as far as flow says, on the lanes from `first` on: what
+// passes from one to the next stays in registers. Returns how many.
+template <class Real, int kVectors>
+i64 chained_steps(const Step* steps, const i32* list, const u8* flow, const StepSlots& slots,
+                  i64 first) {
+  Vector<Real> x[kVectors];
+  i32 passed = steps[list[0]].args[0];
+  const Real* const from = lanes_of<Real>(slots, passed) + first;
+#pragma GCC unroll 8
+  for (int u = 0; u < kVectors; ++u) x[u] = load(from + u * kWidth<Real>);
+  for (i64 at = 0;; ++at) {
+    const Step& step = steps[list[at]];
+    const bool is_first = step.args[0] == passed;
+    const i32 other = step.args[is_first && step.num_args > 1 ? 1 : 0];
+    chained_step(step.op, is_first, lanes_of<Real>(slots, other) + first, x);
+    passed = list[at];
+    if ((flow[at] & expression::Goal::kAlone) == 0) {
+      Real* const to = lanes_of<Real>(slots, passed) + first;
+#pragma GCC unroll 8
+      for (int u = 0; u < kVectors; ++u) store(to + u * kWidth<Real>, x[u]);
+    }
+    if ((flow[at] & expression::Goal::kPassed) == 0) return at + 1;
+  }
+}
 template <class Real>
-void run_steps(const Step* steps, const i32* list, i64 count, char* data, i64 lanes) {
+i64 run_chain(const Step* steps, const i32* list, const u8* flow, const StepSlots& slots) {
+  constexpr int kMost = 8, kUnit = static_cast<int>(kStepUnit) / kWidth<Real>;
+  constexpr int kFew = kUnit < kMost ? kUnit : kMost;
+  i64 first = 0, count = 0;
+  for (; first + kMost * kWidth<Real> <= slots.lanes; first += kMost * kWidth<Real>) {
+    count = chained_steps<Real, kMost>(steps, list, flow, slots, first);
+  }
+  for (; first < slots.lanes; first += kFew * kWidth<Real>) {
+    count = chained_steps<Real, kFew>(steps, list, flow, slots, first);
+  }
+  return count;
+}
+
+// flow: as that of a goal, or null.
+template <class Real>
+void run_steps(const Step* steps, const i32* list, const u8* flow, i64 count, char* data,
+               i64 lanes) {
   const StepSlots slots{data, lanes};
   for (i64 index = 0; index < count; ++index) {
     const i32 out = list[index];
+    if (flow != nullptr && (flow[index] & expression::Goal::kPassed) != 0) {
+      index += run_chain<Real>(steps, list + index, flow + index, slots) - 1;
+      continue;
+    }
     const Step& step = steps[out];
     const bool is_of_floats = step.operand == Type::kFloat;
     if (step.op == Op::kFloor) {
