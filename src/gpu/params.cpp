@@ -127,6 +127,39 @@ bool sums_captures(const Problem& problem) {
   return problem.wants_captures() && problem.has_score_expression();
 }
 
+bool has_aligned_pairs(const Problem& problem) {
+  for (const Array array : {Array::kMask, Array::kBias}) {
+    if (!problem.has(array)) continue;
+    const Tensor& tensor = problem.arrays[array];
+    const i64 unit = 16 / size_bytes(tensor.dtype);
+    bool fits = tensor.strides[3] == 1 && tensor.shape[3] % unit == 0;
+    for (int axis = 0; axis < 3; ++axis) {
+      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
+    }
+    if (!fits || problem.pointer_alignment < 16) return false;
+  }
+  return true;
+}
+
+bool has_aligned_rows(const Problem& problem, Array last) {
+  const auto elements = [](DType dtype) { return 16 / size_bytes(dtype); };
+  const i64 unit = elements(problem.is_quantised() ? problem.kv_dtype() : problem.dtype);
+  const auto is_aligned = [&](Array array) {
+    const Tensor& tensor = problem.arrays[array];
+    const bool is_kv = array == Array::kK || array == Array::kV;
+    bool fits = tensor.dtype == (is_kv ? problem.kv_dtype() : problem.dtype);
+    fits = fits && tensor.strides[3] == 1;
+    for (int axis = 0; axis < 3; ++axis) {
+      fits =
+          fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % elements(tensor.dtype) == 0);
+    }
+    return fits;
+  };
+  return problem.pointer_alignment >= 16 && problem.dim_qk % unit == 0 &&
+         problem.dim_v % unit == 0 && is_aligned(Array::kQ) && is_aligned(Array::kK) &&
+         is_aligned(Array::kV) && is_aligned(last);
+}
+
 std::string name_suffix(UserTerms user) {
   return sentence(user.score ? "_own_score" : "", user.mask ? "_own_mask" : "",
                   user.captures ? "_captures" : "");

@@ -45,7 +45,7 @@ i64 num_lines(const Problem& problem, const TileListsParams& params) {
 
 KernelLaunch list_tiles(const TileListsParams& params, bool by_keys) {
   KernelSpec spec =
-      spec_of<TileListsParams>("tile_lists/list_tiles", "list_tiles_sm90",
+      spec_of<TileListsParams>("tile_lists/list_tiles", "list_tiles",
                                by_keys ? "by_keys" : "by_queries", TileListsConfig{by_keys});
   spec.num_threads = TileListsConfig::kThreads;
   return {std::move(spec), ceil_div(params.num_lists, TileListsConfig::kThreads / 32)};
@@ -59,7 +59,7 @@ KernelLaunch mask_tiles(const Problem& problem, const ScoreOptions& score,
       static_cast<i32>(shape.by_keys ? shape.q_rows : shape.kv_rows),
       {.mask_kind = score.mask_kind, .varlen = score.varlen, .user = score.user}};
   KernelSpec spec = spec_of<TileListsParams>(
-      "tile_lists/mask_tiles", "mask_tiles_sm90",
+      "tile_lists/mask_tiles", "mask_tiles",
       sentence(name(problem.dtype), name_suffix(config.score),
                shape.by_keys ? "_by_keys_" : "_by_queries_", config.tile_rows),
       config);

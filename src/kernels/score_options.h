@@ -82,6 +82,11 @@ struct ScoreOptions {
   // How many of what scores are in, as many as one nat.
   constexpr float per_nat() const { return has_nats() ? 1.f : kLog2E<float>; }
 
+  // Whether an array may have hidden a pair before a user's expression is asked; whether his mask
+  // is, in blocks of which it is not known.
+  constexpr bool hides_before_user() const { return mask || bias != DType::kNone; }
+  constexpr bool asks_user_mask() const { return user.mask && !mask_tiles; }
+
   // Whether arrays or a user's expression say which pairs are visible, or change their scores.
   constexpr bool has_pair_terms() const {
     return mask || bias != DType::kNone || documents || user.any();
@@ -89,7 +94,7 @@ struct ScoreOptions {
   // The same of every pair. A user's mask alone is asked in tiles that it cuts, where a kernel
   // knows those before.
   constexpr bool asks_every_pair() const {
-    return mask || bias != DType::kNone || documents || user.score || (user.mask && !mask_tiles);
+    return mask || bias != DType::kNone || documents || user.score || asks_user_mask();
   }
 };
 

@@ -57,7 +57,7 @@ def captures(rng: np.random.Generator, shape: dict[str, Any]) -> dict[str, np.nd
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("implementation", ["sm90", "simt"])
+@pytest.mark.parametrize("implementation", ["sm90", "sm80", "simt"])
 @pytest.mark.parametrize(("dtype", "dim", "name"), WAYS)
 def test_gradients_of_what_is_read(dtype: str, dim: int, name: str, implementation: str) -> None:
     place = placed(arrays())

@@ -238,5 +238,11 @@ def test_gpus_that_are_not_here_have_plans() -> None:
     assert told["kernels"][0]["name"].endswith("_own_score")
     told = fulmen.explain(*x, mask="j <= p", device_name="a100", implementation="simt")
     assert told["kernels"][0]["name"].endswith("_own_mask")
+    told = fulmen.explain(*x, mask="j <= p", score=score, device_name="a100")
+    assert told["implementation"] == "sm80"
+    assert [kernel["name"][:10] for kernel in told["kernels"]] == ["mask_tiles", "forward_sm"]
+    assert told["kernels"][1]["name"].endswith("_own_score_own_mask_fixed_length")
+    told = fulmen.explain(*x, score=score, device_name="a100", operation="backward")
+    assert told["implementation"] == "sm80"
     with pytest.raises(fulmen.UnsupportedError, match=r"no order of its own, which deterministic"):
         fulmen.plan(*x, score=score, device_name="h100", need=("q", "table"), deterministic=True)

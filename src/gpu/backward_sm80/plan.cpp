@@ -10,6 +10,7 @@
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/params.h"
 #include "gpu/simt/plan.h"
+#include "gpu/tile_lists.h"
 #include "kernels/backward_sm80/scheduler.cuh"
 
 namespace fulmen::gpu {
@@ -32,10 +33,11 @@ bool needs_simt(const Problem& problem) {
 }
 
 std::string refusal_of(const Problem& problem, const Gpu& gpu) {
-  std::string refusal = sm80_dtype_refusal(problem, gpu);
+  std::string refusal = sm80_refusal(problem, gpu);
   if (!refusal.empty()) return refusal;
-  if (!problem.has(Array::kDQ) && !problem.has(Array::kDK) && !problem.has(Array::kDV)) {
-    return "computes dbias and dsinks only together with dq, dk or dv";
+  if (!problem.has(Array::kDQ) && !problem.has(Array::kDK) && !problem.has(Array::kDV) &&
+      !sums_captures(problem)) {
+    return "computes dbias and dsinks only together with other gradients";
   }
   const DType dout = problem.arrays[Array::kDOut].dtype;
   if (dout != problem.dtype) return sentence("does not take dout of ", name(dout));
@@ -64,7 +66,13 @@ i64 groups_ahead(const Problem& problem, const BackwardSm80Config& config) {
   return ceil_div(kBlocksAtATime, max<i64>(heads * slots, 1));
 }
 
-// Kernels of sm80 in the order of a run: dbias before the others or after them.
+// Lines are tiles of keys.
+TileShape key_tiles_of(const BackwardSm80Config& config) {
+  return {config.q_rows, config.kv_rows, true};
+}
+
+// Kernels of sm80 in the order of a run: dbias before the others or after them, lists of tiles
+// first.
 std::vector<KernelLaunch> launches_of(const Problem& problem, const BackwardSm80Config& config,
                                       const AttentionParams& params) {
   const i64 m_blocks = num_q_tiles(params, config.q_rows);
@@ -77,6 +85,11 @@ std::vector<KernelLaunch> launches_of(const Problem& problem, const BackwardSm80
   if (config.dbias) {
     launches.insert(config.accumulates_dbias ? launches.end() : launches.begin(),
                     {backward_dbias_sm80_spec(config), kDbiasBlocks});
+  }
+  if (config.score.mask_tiles) {
+    const TileShape shape = key_tiles_of(config);
+    launches.insert(launches.begin(), fill_tile_lists(problem, score_options_of(problem),
+                                                      tile_lists_params(problem, shape), shape));
   }
   return launches;
 }
@@ -92,6 +105,7 @@ struct Workspace {
   i64 row_stats = 0;
   i64 key_bounds = 0;
   i64 dq_accum = 0;
+  i64 tile_lists = 0;
   i64 simt = 0;
   i64 bytes = 0;
 };
@@ -114,7 +128,12 @@ Workspace workspace_of(const Problem& problem, const BackwardSm80Config& config)
   at.row_stats = aligned(at.zeroed_bytes);
   at.key_bounds = aligned(at.row_stats + m_blocks * config.row_bytes());
   at.dq_accum = aligned(at.key_bounds + (config.score.documents ? m_blocks * 8 : 0));
-  at.simt = aligned(at.dq_accum + (config.dq ? m_blocks * config.dq_elems() * 4 : 0));
+  at.tile_lists = aligned(at.dq_accum + (config.dq ? m_blocks * config.dq_elems() * 4 : 0));
+  at.simt = at.tile_lists;
+  if (config.score.mask_tiles) {
+    const TileListsParams lists = tile_lists_params(problem, key_tiles_of(config));
+    at.simt = aligned(at.simt + tile_lists_bytes(problem, lists));
+  }
   const i64 rows = entries * problem.heads_q * problem.q_rows;
   const size_t simt = needs_simt(problem) ? simt_workspace_bytes(problem.dtype, rows) : 0;
   at.bytes = at.simt + static_cast<i64>(simt);
@@ -132,6 +151,7 @@ void set_workspace(BackwardSm80Params& params, const Workspace& at, char* memory
   params.row_stats = reinterpret_cast<u8*>(memory + at.row_stats);
   params.key_bounds = reinterpret_cast<KeyRangeSm80*>(memory + at.key_bounds);
   params.dq_accum = reinterpret_cast<float*>(memory + at.dq_accum);
+  params.tile_lists.words = words(at.tile_lists);
 }
 
 class BackwardSm80Plan final : public GpuPlan {
@@ -145,12 +165,17 @@ class BackwardSm80Plan final : public GpuPlan {
     tile = {config.q_rows, config.kv_rows};
     workspace_bytes = static_cast<size_t>(at_.bytes);
     zeroed_bytes = static_cast<size_t>(at_.zeroed_bytes);
-    const bool copies_pairs = config.hides_pairs() && config.pair_aligned;
+    const bool copies_pairs = config.copies_pairs() && config.pair_aligned;
     alignment_bytes = config.aligned || copies_pairs || config.tiled_dbias ? 16 : 1;
     launches = launches_of(problem, config, params_.attention);
     num_own_ = launches.size();
+    if (config.score.mask_tiles) {
+      lists_ = tile_lists_params(problem, key_tiles_of(config));
+      params_.tile_lists = lists_->lists;
+    }
     if (!needs_simt(problem)) return;
-    for (KernelLaunch& launch : simt_backward(simt_params_, gpu.shared_bytes_per_block)) {
+    for (KernelLaunch& launch :
+         simt_backward(simt_params_, gpu.shared_bytes_per_block, false, user_terms_of(problem))) {
       launches.push_back(std::move(launch));
     }
   }
@@ -159,7 +184,14 @@ class BackwardSm80Plan final : public GpuPlan {
     BackwardSm80Params params = params_;
     bind_params(params.attention, call.problem, call.faults);
     set_workspace(params, at_, call.workspace);
-    for (size_t i = 0; i < num_own_; ++i) call.launch(i, params);
+    size_t first = 0;
+    if (lists_) {
+      TileListsParams lists = *lists_;
+      bind_params(lists.attention, call.problem, call.faults);
+      lists.lists = params.tile_lists;
+      call.launch(first++, lists);
+    }
+    for (size_t i = first; i < num_own_; ++i) call.launch(i, params);
     if (launches.size() == num_own_) return;
     AttentionParams simt = simt_params_;
     bind_params(simt, call.problem, call.faults);
@@ -169,9 +201,10 @@ class BackwardSm80Plan final : public GpuPlan {
 
  private:
   Workspace at_;
-  BackwardSm80Params params_{};  // but for pointers
-  AttentionParams simt_params_;  // likewise
-  size_t num_own_ = 0;           // launches of sm80; those of simt follow
+  BackwardSm80Params params_{};           // but for pointers
+  std::optional<TileListsParams> lists_;  // likewise
+  AttentionParams simt_params_;           // likewise
+  size_t num_own_ = 0;                    // launches of sm80; those of simt follow
 };
 
 }  // namespace

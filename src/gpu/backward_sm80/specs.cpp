@@ -57,6 +57,8 @@ BackwardSm80Config postprocess_config(const BackwardSm80Config& config) {
   reduced.dq_dims = config.dq_dims;
   reduced.dbias = config.dbias;  // how much larger dS is kept
   reduced.hopper = config.hopper;
+  reduced.score.user = config.score.user;  // rows are computed again
+  reduced.score.user.captures = false;
   return reduced;
 }
 
@@ -112,7 +114,7 @@ KernelSpec backward_sm80_spec(const BackwardSm80Config& config) {
       "_d", config.d_qk, "_", config.d_v, "_", config.q_rows, "x", config.kv_rows,
       config.dq ? "_dq" : "", config.dk ? "_dk" : "", config.dv ? "_dv" : "",
       name_suffix(config.score), config.dbias ? sentence("_dbias", dbias_suffix(config)) : "",
-      config.pair_aligned || !config.hides_pairs() ? "" : "_unaligned_pairs",
+      config.pair_aligned || !config.copies_pairs() ? "" : "_unaligned_pairs",
       config.split_sum ? "_split_sum" : "", config.deterministic ? "_deterministic" : "",
       config.aligned ? "" : "_unaligned");
   KernelSpec spec = on_tensor_cores(
@@ -129,7 +131,8 @@ KernelSpec backward_postprocess_sm80_spec(const BackwardSm80Config& config) {
   return side_spec(
       "backward_postprocess_sm80",
       sentence("_d", config.d_qk, "_", config.q_rows, "x", config.kv_rows, "_", config.dq_rows, "x",
-               config.dq_dims, config.dbias ? "_dbias" : "", config.hopper ? "_hopper" : ""),
+               config.dq_dims, config.dbias ? "_dbias" : "", config.hopper ? "_hopper" : "",
+               name_suffix(postprocess_config(config).score)),
       postprocess_config(config));
 }
 

@@ -10,6 +10,7 @@
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm80/shapes.h"
 #include "gpu/params.h"
+#include "gpu/tile_lists.h"
 
 namespace fulmen::gpu {
 namespace {
@@ -20,7 +21,7 @@ constexpr i64 kShortRows = 2048;  // of the queries of a sequence
 
 // The first that fits is taken: head dimensions up to max_dim, room for min_blocks blocks on a
 // multiprocessor.
-struct TileShape {
+struct BackwardShape {
   struct Tile {
     i32 rows, columns;
   };
@@ -36,7 +37,7 @@ struct TileShape {
 };
 
 // NVIDIA H200, 2026-11-28: docs/design/backward_sm80.md and the results that it names.
-constexpr TileShape kShapes[] = {
+constexpr BackwardShape kShapes[] = {
     {.max_dim = 48, .warps = 4, .block = {64, 128}, .min_blocks = 2},
     {.max_dim = 64,
      .block = {128, 128},
@@ -84,7 +85,7 @@ constexpr TileShape kShapes[] = {
 };
 
 // The same for float32 inputs, whose tiles are twice as large: docs/design/numerics.md.
-constexpr TileShape kFloat32Shapes[] = {
+constexpr BackwardShape kFloat32Shapes[] = {
     {.max_dim = 64, .block = {64, 128}, .pair_stages = 2},
     {.max_dim = 64, .block = {64, 128}},
     {.max_dim = 64, .warps = 4, .block = {64, 64}},
@@ -105,7 +106,7 @@ constexpr TileShape kFloat32Shapes[] = {
      .stages = 1},
 };
 
-std::span<const TileShape> shapes_of(const Problem& problem) {
+std::span<const BackwardShape> shapes_of(const Problem& problem) {
   if (problem.dtype == DType::kFloat32) return kFloat32Shapes;
   return kShapes;
 }
@@ -132,7 +133,8 @@ ScoreOptions compiled_options(const Problem& problem) {
   ScoreOptions score = score_options_of(problem);
   score.mask_kind = MaskKind::kNone;
   score.varlen = score.sinks = score.stats = score.fp32_out = false;
-  score.negative_scale &= score.bias == DType::kNone && !score.score_mod && !score.alibi;
+  score.negative_scale &=
+      score.bias == DType::kNone && !score.score_mod && !score.alibi && !score.user.score;
   return score;
 }
 
@@ -141,6 +143,7 @@ BackwardSm80Config options_of(const Problem& problem, const Gpu& gpu) {
   config.dtype = problem.dtype;
   config.precision = problem.precision;
   config.score = compiled_options(problem);
+  config.score.user.captures = sums_captures(problem);
   config.aligned = has_aligned_rows(problem, Array::kDOut);
   config.pair_aligned = has_aligned_pairs(problem);
   config.dq = problem.has(Array::kDQ);
@@ -175,7 +178,7 @@ bool may_split_roles(const BackwardSm80Config& config) {
          config.d_qk == config.d_v;
 }
 
-void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem& problem) {
+void set_shape(BackwardSm80Config& config, const BackwardShape& shape, const Problem& problem) {
   // Options take registers: with any of them a warp's tile of S has 16 rows.
   const bool plain = is_plain(config);
   config.warps = shape.warps;
@@ -196,13 +199,14 @@ void set_shape(BackwardSm80Config& config, const TileShape& shape, const Problem
   config.late_prefetch = config.split_roles && shape.max_dim == 256;
   config.zeroes_dq = config.split_roles && shape.max_dim <= 128;
   config.split_d = shape.split_d;
+  config.score.mask_tiles = has_mask_tiles(problem) && config.kv_rows % kPartRows == 0;
   config.d_qk = rounded_up(problem.dim_qk, i64{16} * config.kv_parts());
   config.d_v = rounded_up(problem.dim_v, i64{16} * config.kv_parts());
   config.dq_dims = dq_dims(config);
 }
 
 // Why a shape, set in `config`, is passed over; "" where it is the one to take.
-std::string passed_over(const TileShape& shape, const BackwardSm80Config& config,
+std::string passed_over(const BackwardShape& shape, const BackwardSm80Config& config,
                         const Problem& problem, const Gpu& gpu) {
   if (max(problem.dim_qk, problem.dim_v) > shape.max_dim) {
     return sentence("is for head dimensions up to ", shape.max_dim);
@@ -225,7 +229,7 @@ std::optional<BackwardSm80Config> backward_sm80_config(const Problem& problem, c
                                                        std::vector<TileCandidate>* compared) {
   ++config_derivations();
   BackwardSm80Config config = options_of(problem, gpu);
-  for (const TileShape& shape : shapes_of(problem)) {
+  for (const BackwardShape& shape : shapes_of(problem)) {
     set_shape(config, shape, problem);
     std::string reason = passed_over(shape, config, problem, gpu);
     const bool chosen = reason.empty();

@@ -13,6 +13,7 @@
 #include "gpu/forward_sm80/shapes.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
+#include "gpu/tile_lists.h"
 #include "kernels/forward_sm80/scheduler.cuh"
 
 namespace fulmen::gpu {
@@ -38,7 +39,7 @@ i32 rounded_up(i64 dim, i64 unit) {
 i32 num_options(const ForwardSm80Config& config) {
   const ScoreOptions& score = config.score;
   return score.mask + (score.bias != DType::kNone) + score.documents + score.negative_scale +
-         score.score_mod + score.alibi + score.dropout;
+         score.score_mod + score.alibi + score.dropout + score.user.score + score.user.mask;
 }
 
 // Whether there is nothing to look up before a block begins, see ForwardSm80Config::fixed_length.
@@ -54,7 +55,8 @@ ScoreOptions compiled_options(const Problem& problem) {
   ScoreOptions score = score_options_of(problem);
   score.mask_kind = MaskKind::kNone;
   score.varlen = score.sinks = false;
-  score.negative_scale = score.bias == DType::kNone && !(problem.score_map.scale > kSmallestScale);
+  score.negative_scale = score.bias == DType::kNone && !score.user.score &&
+                         !(problem.score_map.scale > kSmallestScale);
   return score;
 }
 
@@ -101,6 +103,7 @@ void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape
       config.score.mask || config.score.bias != DType::kNone || config.score.dropout;
   config.interleaved = has_numbers && !many_registers && config.dtype != DType::kFloat32 &&
                        config.warp_columns() % 32 == 0;
+  config.score.mask_tiles = has_mask_tiles(problem) && config.q_rows() % kPartRows == 0;
   config.single_buffer = shape.single_buffer;
   config.stages = shape.single_buffer ? 1 : 2;
   config.min_blocks = shape.min_blocks;
@@ -181,7 +184,7 @@ KernelSpec spec(const ForwardSm80Config& config) {
 }
 
 std::string refusal_of(const Problem& problem, const Gpu& gpu) {
-  std::string refusal = sm80_dtype_refusal(problem, gpu);
+  std::string refusal = sm80_refusal(problem, gpu);
   if (!refusal.empty()) return refusal;
   if (problem.dim_qk > kMaxDim) {
     return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
@@ -198,30 +201,48 @@ bool has_too_many_blocks(const Problem& problem, const ForwardSm80Config& config
 
 class ForwardSm80Plan final : public GpuPlan {
  public:
-  ForwardSm80Plan(const Problem& problem, const Gpu& gpu, const ForwardSm80Config& config)
-      : params_{attention_params(problem), {}} {
+  ForwardSm80Plan(const Problem& problem, const Gpu& gpu, const ForwardSm80Config& config) {
+    params_.attention = attention_params(problem);
     const AttentionParams& attention = params_.attention;
     params_.scheduler = {attention, config, heads_per_group(problem, gpu, config)};
     tile = {config.q_rows(), config.kv_rows};
     const bool copies_pairs = config.score.mask || config.score.bias != DType::kNone;
     alignment_bytes = config.aligned || (copies_pairs && config.pair_aligned) ? 16 : 1;
-    launches = {{spec(config), num_forward_sm80_blocks(attention, config)}};
+    if (config.score.mask_tiles) {
+      const TileShape shape{config.q_rows(), config.kv_rows, false};
+      lists_ = tile_lists_params(problem, shape);
+      params_.tile_lists = lists_->lists;
+      workspace_bytes = static_cast<size_t>(tile_lists_bytes(problem, *lists_));
+      launches = {fill_tile_lists(problem, score_options_of(problem), *lists_, shape)};
+    }
+    launches.push_back({spec(config), num_forward_sm80_blocks(attention, config)});
   }
 
   void run(const Call& call) const override {
     ForwardSm80Params params = params_;
     bind_params(params.attention, call.problem, call.faults);
-    call.launch(0, params);
+    size_t kernel = 0;
+    if (lists_) {
+      TileListsParams lists = *lists_;
+      bind_params(lists.attention, call.problem, call.faults);
+      lists.lists.words = params.tile_lists.words = reinterpret_cast<u32*>(call.workspace);
+      call.launch(kernel++, lists);
+    }
+    call.launch(kernel, params);
   }
 
  private:
-  ForwardSm80Params params_;  // but for pointers
+  ForwardSm80Params params_{};            // but for pointers
+  std::optional<TileListsParams> lists_;  // likewise
 };
 
 }  // namespace
 
-std::string sm80_dtype_refusal(const Problem& problem, const Gpu& gpu) {
+std::string sm80_refusal(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability < 80) return "needs compute capability 8.0 (Ampere) or later";
+  if (problem.has_segments() && (problem.dropout.enabled() || problem.has(Array::kRng))) {
+    return "draws dropout for eight keys that follow each other, which those of segments need not";
+  }
   if (problem.dtype == DType::kFloat16 || problem.dtype == DType::kBFloat16) return "";
   if (problem.dtype != DType::kFloat32) {
     return sentence("has no arithmetic for ", name(problem.dtype), ", only float16 and bfloat16");
@@ -233,39 +254,6 @@ std::string sm80_dtype_refusal(const Problem& problem, const Gpu& gpu) {
   if (widest <= kMaxFloat32Dim) return "";
   return sentence("head dimensions of float32 go up to ", kMaxFloat32Dim, "; the widest is ",
                   widest);
-}
-
-bool has_aligned_pairs(const Problem& problem) {
-  for (const Array array : {Array::kMask, Array::kBias}) {
-    if (!problem.has(array)) continue;
-    const Tensor& tensor = problem.arrays[array];
-    const i64 unit = 16 / size_bytes(tensor.dtype);
-    bool fits = tensor.strides[3] == 1 && tensor.shape[3] % unit == 0;
-    for (int axis = 0; axis < 3; ++axis) {
-      fits = fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % unit == 0);
-    }
-    if (!fits || problem.pointer_alignment < 16) return false;
-  }
-  return true;
-}
-
-bool has_aligned_rows(const Problem& problem, Array last) {
-  const auto elements = [](DType dtype) { return 16 / size_bytes(dtype); };
-  const i64 unit = elements(problem.is_quantised() ? problem.kv_dtype() : problem.dtype);
-  const auto is_aligned = [&](Array array) {
-    const Tensor& tensor = problem.arrays[array];
-    const bool is_kv = array == Array::kK || array == Array::kV;
-    bool fits = tensor.dtype == (is_kv ? problem.kv_dtype() : problem.dtype);
-    fits = fits && tensor.strides[3] == 1;
-    for (int axis = 0; axis < 3; ++axis) {
-      fits =
-          fits && (tensor.shape[axis] <= 1 || tensor.strides[axis] % elements(tensor.dtype) == 0);
-    }
-    return fits;
-  };
-  return problem.pointer_alignment >= 16 && problem.dim_qk % unit == 0 &&
-         problem.dim_v % unit == 0 && is_aligned(Array::kQ) && is_aligned(Array::kK) &&
-         is_aligned(Array::kV) && is_aligned(last);
 }
 
 std::optional<ForwardSm80Config> forward_sm80_config(const Problem& problem, const Gpu& gpu,
@@ -306,6 +294,9 @@ PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
     if (!problem.has_caches() || !problem.has(array)) continue;
     return sentence("takes ", name(problem.cache_array()), " without ", name(array),
                     " beside more than a few queries");
+  }
+  if (problem.has_caches() && user_terms_of(problem).any()) {
+    return sentence("takes ", name(problem.cache_array()), " without an expression");
   }
   if (problem.has_records()) return "does not take k of records";
   if (problem.is_quantised()) {

@@ -28,14 +28,8 @@ std::optional<ForwardSm80Config> forward_sm80_config(
 // both dtypes: what CI compiles.
 std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu);
 
-// Why neither pass of sm80 takes inputs of this dtype and precision, or this card; or "".
-std::string sm80_dtype_refusal(const Problem& problem, const Gpu& gpu);
-
-// Whether rows of q, k, v and `last` are 16-byte vectors at multiples of 16 bytes, and all of the
-// dtype of q.
-bool has_aligned_rows(const Problem& problem, Array last);
-
-// Whether rows of mask and bias, where there are any, are 16-byte vectors at multiples of 16 bytes.
-bool has_aligned_pairs(const Problem& problem);
+// Why neither pass of sm80 takes inputs of this dtype and precision, this card, or dropout where it
+// is drawn by positions; or "".
+std::string sm80_refusal(const Problem& problem, const Gpu& gpu);
 
 }  // namespace fulmen::gpu

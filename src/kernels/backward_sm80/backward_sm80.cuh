@@ -48,7 +48,7 @@ struct PairsOf<kConfig, true> {
 
 template <BackwardSm80Config kConfig>
 struct BackwardSm80 {
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = BackwardHeadOf<kConfig>;
   using Producer = BackwardProducerSm80<kConfig>;
   using Step = BackwardStepSm80<kConfig>;
   using Zeroing = DqZeroingSm80<kConfig>;
@@ -234,6 +234,8 @@ struct BackwardSm80 {
 #pragma unroll 1
     for (; at.head < at.end_head; ++at.head) {
       const HeadType head(p, index, at.head);
+      const ListedQueriesSm80<kConfig> listed(params.tile_lists, index, at.head, p.heads_q,
+                                              keys.first_key);
 #pragma unroll 1
       for (at.block = at.begin; at.block < at.end; ++at.block) {
         at.is_last_of_head = at.block + 1 == at.end;
@@ -242,9 +244,13 @@ struct BackwardSm80 {
         ptx::block_sync();  // cp.async -> Q_i, dO_i; all warps have read those of the iteration
                             // before
         if constexpr (kConfig.stages == 2 && !kLatePrefetch) prefetch(at, 1 - at.stage);
-        const Step step{head,           at.block * kConfig.q_rows,
-                        keys.first_key, full_begin <= at.block && at.block < full_end,
-                        at.stage,       kConfig.pair_stages == 2 ? at.stage : 0};
+        const Step step{head,
+                        listed,
+                        at.block * kConfig.q_rows,
+                        keys.first_key,
+                        full_begin <= at.block && at.block < full_end,
+                        at.stage,
+                        kConfig.pair_stages == 2 ? at.stage : 0};
         if constexpr (kConfig.swap_ab) {
           compute_role_swap_ab(step, at);
         } else if constexpr (kConfig.split_roles) {
@@ -270,9 +276,10 @@ struct BackwardSm80 {
       if constexpr (kConfig.saves_key_block()) save_key_block(storage.key_block_at(), keys);
       range = m_blocks.m_block_range(keys.first_key);
       wait_preprocess<kConfig>();
-      if constexpr (kConfig.score.documents) m_blocks.narrow(range);
+      if constexpr (kConfig.score.documents || kConfig.score.mask_tiles) m_blocks.narrow(range);
       if (range.visible.size() > 0) {
         mainloop(zeroing);
+        if constexpr (kConfig.score.user.captures) pairs.captures.flush();
       } else {
         zeroing.zero_only();
       }
@@ -320,7 +327,7 @@ void backward_sm80(const BackwardSm80Params& params) {
   const TileTask task = key_task(block, static_cast<u32>(p.batch_extent() * p.heads_kv),
                                  static_cast<u32>(p.heads_kv), num_slots, params.groups.kv_heads);
   const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
-  const Head<kConfig.dtype> head(p, place.index, task.head * p.group_size());
+  const BackwardHeadOf<kConfig> head(p, place.index, task.head * p.group_size());
   const DqZeroingSm80<kConfig> zeroing{params, block};
   if (place.first_row < 0 || place.first_row >= head.sequence.kv_slot) {
     zeroing.zero_only();

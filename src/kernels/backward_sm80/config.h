@@ -57,7 +57,8 @@ struct BackwardSm80Config {
 
   // Scores are multiplied by the scale one by one, as in ForwardSm80Config.
   constexpr bool scales_scores() const {
-    return score.bias != DType::kNone || score.score_mod || score.alibi || score.negative_scale;
+    return score.bias != DType::kNone || score.score_mod || score.alibi || score.negative_scale ||
+           score.user.score;
   }
 
   // Tiles count 16-bit words, as those of ForwardSm80Config.
@@ -81,7 +82,7 @@ struct BackwardSm80Config {
   constexpr i32 dq_tiles() const { return q_rows / dq_rows * (d_qk / dq_dims); }
   constexpr i32 dq_elems() const { return q_rows * d_qk; }
 
-  constexpr bool needs_ds() const { return dq || dk || dbias; }
+  constexpr bool needs_ds() const { return dq || dk || dbias || score.user.captures; }
   // dS is kept times 2^ds_shift(); dbias is dS as it is. P likewise, and where one role reads P of
   // the other as float16, which has nothing below 2^-24, times 2^10.
   constexpr i32 ds_shift() const { return dbias ? 0 : weight_shift(dtype); }
@@ -92,8 +93,9 @@ struct BackwardSm80Config {
   constexpr float ds_scale() const { return 1.f / static_cast<float>(1 << ds_shift()); }
   constexpr float p_scale() const { return 1.f / static_cast<float>(1 << p_shift()); }
   constexpr float p_to_ds() const { return p_scale() / ds_scale(); }
-  // Whether arrays over pairs say what is hidden: then any pair may be.
-  constexpr bool hides_pairs() const { return score.mask || score.bias != DType::kNone; }
+  // Whether arrays over pairs, or a user's mask, say what is hidden: then any pair may be.
+  constexpr bool hides_pairs() const { return score.hides_before_user() || score.asks_user_mask(); }
+  constexpr bool copies_pairs() const { return score.mask || score.bias != DType::kNone; }
 
   // Shared memory in this order: K, V, stages of Q, dO, row statistics, mask and bias; P, dS,
   // partial sums of split_d, the block's KeyBlockSm80, document ids of the keys.
@@ -136,6 +138,7 @@ struct BackwardSm80Config {
     config.score.score_mod = score.score_mod;
     config.score.alibi = score.alibi;
     config.score.dropout = score.dropout;
+    config.score.user = score.user;
     config.swizzle = swizzle;
     return config;
   }
@@ -165,6 +168,9 @@ struct BackwardSm80Config {
         kv_rows % group_columns() != 0) {
       return "groups of warps own whole tiles of S, dK and dV";
     }
+    if (score.blocks || (score.mask_tiles && kv_rows % kPartRows != 0)) {
+      return "lists of tiles are those of a mask, in parts of 64 keys";
+    }
     if (zeroes_dq && !dq) return "there is no dQ to zero";
     return why_invalid_roles();
   }
@@ -178,7 +184,8 @@ struct BackwardSm80Config {
     if (warps % 2 != 0 || 1 + group_barriers() + role_warps() * parts() > 16) {
       return "split roles need an even number of warps and at most 16 named barriers";
     }
-    if (d_qk != d_v || !dq || !dk || !dv || score.dropout || score.score_mod || split_sum) {
+    if (d_qk != d_v || !dq || !dk || !dv || score.dropout || score.score_mod || score.user.any() ||
+        split_sum) {
       return "split roles compute all of dQ, dK, dV, of equal dims, without these options";
     }
     if (split_d &&
@@ -258,8 +265,8 @@ struct HeadGroupsSm80 {
   u32 ahead;          // how many groups later those come that a block zeroes
 };
 
+// The arrays come last: heads look for a user's expression behind them.
 struct BackwardSm80Params {
-  AttentionParams attention;
   // (batch, head, m_block): config.q_rows RowStatsSm80, as many KeyRangeSm80, as many document ids
   u8* row_stats;
   KeyRangeSm80* key_bounds;  // (batch, head, m_block): keys with a document of its rows
@@ -271,6 +278,8 @@ struct BackwardSm80Params {
   u32* next_n_block;         // number of blocks that have started; deterministic
   u32* zeroed_blocks;        // (group of key/value heads): blocks that have zeroed their share
   HeadGroupsSm80 groups;
+  TileLists tile_lists;  // by keys; with config.score.mask_tiles
+  AttentionParams attention;
 };
 
 // Blocks of backward_postprocess_sm80: one for each m_block, then one for every 32 n_blocks, whose

@@ -149,7 +149,7 @@ struct ConvertDqSm80 {
   static constexpr i32 kTiles = min(kConfig.dq_rows / 16, max(32 / Order::kFloats, 1));
   using Sums = float[kTiles][Order::kFloats];
 
-  const Head<kConfig.dtype>& head;
+  const BackwardHeadOf<kConfig>& head;
   i64 first_row;  // of the tile
   const float* sums;
 

@@ -3,7 +3,8 @@
 //
 // Masks of backward_sm80: which pairs of a warp's tile the structured masks (their intervals, row
 // by row, come from backward_preprocess_sm80) and documents hide, so that a tile without hidden
-// pairs does no mask arithmetic; and which m_blocks the keys of a block iterate over.
+// pairs does no mask arithmetic; and which m_blocks the keys of a block iterate over. A user's
+// mask: lists of tiles say which it leaves, and which it shows whole.
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
@@ -12,12 +13,43 @@
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
 #include "kernels/common/warp_scores_sm80.cuh"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
 // Where a warp's tile of S begins in an iteration.
 struct BackwardPartSm80 {
   i32 row, column;
+};
+
+// The m_blocks of a head that a user's mask leaves to the keys of a block.
+template <BackwardSm80Config kConfig>
+struct ListedQueriesSm80 {
+  static constexpr bool kHas = kConfig.score.mask_tiles;
+
+  TileLine<kConfig.kv_rows / kPartRows, true> line;
+
+  ListedQueriesSm80(const TileLists& lists, i64 index, i64 head, i64 heads_q, i32 first_key) {
+    if constexpr (kHas) {
+      line = {lists, lists.line_number(index, head, heads_q, first_key / kConfig.kv_rows)};
+    }
+  }
+
+  // [begin, end) grows to those of the lane's groups of `all` that are met.
+  void join(i32& begin, i32& end, const Interval& all) const {
+    const i32 first = static_cast<i32>(all.begin), last = static_cast<i32>(all.end);
+#pragma unroll 1
+    for (i32 group = first / 32 + static_cast<i32>(lane_index()); 32 * group < last; group += 32) {
+      const u32 met = line.met(group, first, last);
+      if (met == 0) continue;
+      begin = min(begin, 32 * group + 31 - ptx::leading_zeros(met & (0 - met)));
+      end = max(end, 32 * group + 32 - ptx::leading_zeros(met));
+    }
+  }
+  // Whether the mask hides none of an m_block's pairs with the keys around `column` of the block.
+  bool is_full(i32 block, i32 column) const {
+    return !kHas || line.is_whole(block, column / kPartRows);
+  }
 };
 
 // One iteration: an m_block with the block's keys.
@@ -30,7 +62,8 @@ struct BackwardStepSm80 {
   static constexpr i32 kFloats = kConfig.s_columns / 2;
   using Scores = float[kTiles][kFloats];
 
-  const Head<kConfig.dtype>& head;
+  const BackwardHeadOf<kConfig>& head;
+  const ListedQueriesSm80<kConfig>& listed;
   i32 first_row, first_key;
   bool is_full;  // every row sees every key
   i32 stage, pair_stage;
@@ -147,6 +180,7 @@ struct BackwardMaskSm80 {
       begins = begins || seen.begin > first;
     }
     if constexpr (kConfig.score.documents) all = all && documents.are_one(step, part);
+    all = all && step.listed.is_full(step.first_row / kConfig.q_rows, part.column);
     return {!ptx::any(!all), ptx::any(begins)};
   }
 
@@ -182,13 +216,15 @@ struct BackwardMBlocksSm80 {
   const BackwardSm80Params& params;
   const AttentionParams& p;
   KeyBlockSm80 keys;
+  i32 index;   // of the sequence
   i32 q_slot;  // of the first tile of queries, among num_slots of a head
   i32 num_slots;
 
-  BackwardMBlocksSm80(const BackwardSm80Params& params_, const KeyBlockSm80& keys_, i32 index)
+  BackwardMBlocksSm80(const BackwardSm80Params& params_, const KeyBlockSm80& keys_, i32 index_)
       : params(params_),
         p(params_.attention),
         keys(keys_),
+        index(index_),
         q_slot(p.packed.q
                    ? static_cast<i32>(first_slot(keys.sequence.q_begin, index, kConfig.q_rows))
                    : 0),
@@ -224,11 +260,17 @@ struct BackwardMBlocksSm80 {
     return found;
   }
 
-  // Leaves out tiles at both ends that see no document of the block. Where a semaphore orders dQ,
-  // all must come.
+  // Leaves out tiles at both ends that see no document of the block, or that a user's mask hides.
+  // Where a semaphore orders dQ, all must come.
   void narrow(BlockRange& range) const {
     range.full = {0, 0};
     if constexpr (kConfig.deterministic) return;
+    if constexpr (kConfig.score.documents) narrow_to_documents(range);
+    if constexpr (kConfig.score.mask_tiles) narrow_to_listed(range);
+  }
+
+ private:
+  void narrow_to_documents(BlockRange& range) const {
     const i32 head = keys.kv_head * static_cast<i32>(p.group_size());
     const i32 last = static_cast<i32>(range.visible.end);
     i32 begin = last, end = 0;
@@ -239,6 +281,17 @@ struct BackwardMBlocksSm80 {
         continue;
       begin = min(begin, block);
       end = block + 1;
+    }
+    join_lanes(begin, end);
+    range.visible = {begin, max(begin, end)};
+  }
+
+  void narrow_to_listed(BlockRange& range) const {
+    const i32 first_head = keys.kv_head * static_cast<i32>(p.group_size());
+    i32 begin = static_cast<i32>(range.visible.end), end = 0;
+    for (i32 head = first_head; head < first_head + p.group_size(); ++head) {
+      ListedQueriesSm80<kConfig>(params.tile_lists, index, head, p.heads_q, keys.first_key)
+          .join(begin, end, range.visible);
     }
     join_lanes(begin, end);
     range.visible = {begin, max(begin, end)};

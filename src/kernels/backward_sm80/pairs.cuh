@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From a warp's tiles of S = Q K^T and dP = dO V^T to P and dS, rounded, in shared memory, with
-// bias, masks, score modifier, ALiBi, dropout; and dbias. Called by backward_sm80.
+// bias, masks, score modifier, ALiBi, a user's score and mask, dropout; dbias, and gradients of
+// what a user's score reads. Called by backward_sm80.
 #pragma once
 
 #include "kernels/backward_sm80/mask.cuh"
 #include "kernels/backward_sm80/softmax.cuh"
 #include "kernels/common/array_access.cuh"
+#include "kernels/common/fragment_captures.cuh"
 #include "kernels/common/pair_tiles_sm80.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -102,7 +104,7 @@ struct BackwardDbiasSm80 {
 
 template <BackwardSm80Config kConfig>
 struct BackwardPairsSm80 {
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = BackwardHeadOf<kConfig>;
   using Tiles = BackwardStorageSm80<kConfig>;
   using Weights = BackwardSoftmaxSm80<kConfig>;
   using Step = BackwardStepSm80<kConfig>;
@@ -115,6 +117,8 @@ struct BackwardPairsSm80 {
   Tiles storage;
   Weights weights;
   BackwardMaskSm80<kConfig> mask;
+  FragmentCaptures<typename WarpScores<kConfig.scores()>::User, kConfig.score.user.captures>
+      captures{kConfig.ds_scale()};
   bool met_nonfinite = false;  // a part that is not seen whole met a number that is not finite
 
   BackwardPairsSm80(const BackwardSm80Params& params_, const Tiles& storage_)
@@ -133,7 +137,8 @@ struct BackwardPairsSm80 {
               [&](const Part& part, const PartMask& seen, i32 number, bool has_moderate_max) {
                 Scores P;
                 weights.multiply_q_k(P, step, part);
-                to_probabilities(P, step, part, seen, has_moderate_max, [] {});
+                IgnoreSlopes ignore;
+                to_probabilities(P, step, part, seen, has_moderate_max, ignore, [] {});
                 Weights::share(P, storage.p_tile(), part);
                 storage.arrive_p_ready(number);
               });
@@ -151,6 +156,19 @@ struct BackwardPairsSm80 {
   }
 
  private:
+  using WarpScoresType = WarpScores<kConfig.scores()>;
+  static constexpr UserTerms kUser = kConfig.score.user;
+  // Of a user's score: its slopes, and what it is given, for gradients of what it reads.
+  struct UserSlopes {
+    static constexpr bool kWanted = kUser.score && kConfig.needs_ds();
+    float of[kWanted ? kTiles : 1][kWanted ? kFloats : 1];
+    float before[kUser.captures ? kTiles : 1][kUser.captures ? kFloats : 1];
+    void operator()(i32 t, i32 i, float slope, float s) {
+      of[t][i] = slope;
+      if constexpr (kUser.captures) before[t][i] = s;
+    }
+  };
+
   static constexpr i32 kUnroll = kConfig.unrolled ? kConfig.parts() : 1;
 
   // Parts side by side have no branch between products and arithmetic: that no row's maximum is too
@@ -202,17 +220,27 @@ struct BackwardPairsSm80 {
     met_nonfinite = met_nonfinite || finite.fails();
   }
 
-  // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet.
-  // has_moderate_max: known to be.
-  template <class Look>
+  static WarpScoresType scores_of(const Step& step, const Part& part) {
+    return {step.head, step.first_row + part.row};
+  }
+
+  // S = P; look_at_scores() is called when scores are capped and nothing is hidden yet; slopes of a
+  // user's score go to take_slope. has_moderate_max: known to be.
+  template <class TakeSlope, class Look>
   void to_probabilities(Scores& S, const Step& step, const Part& part, const PartMask& seen,
-                        bool has_moderate_max, const Look& look_at_scores) {
+                        bool has_moderate_max, TakeSlope& take_slope, const Look& look_at_scores) {
     check(S, step, part, seen);
-    WarpScores<kConfig.scores()>{step.head, step.first_row + part.row}.map(
-        S, step.first_key + part.column);
+    const WarpScoresType scores = scores_of(step, part);
+    const i64 first_key = step.first_key + part.column;
+    scores.map(S, first_key);
     look_at_scores();
     PairTiles<kConfig.pairs()>::template apply<true>(S, storage.pairs_at(step.stage), part.row,
                                                      part.column);
+    // The forward pass has told of indices out of range.
+    constexpr bool kHidden = kConfig.score.hides_before_user();
+    if (kUser.score || kConfig.score.asks_user_mask() || !seen.all) {
+      scores.template ask_user<kHidden, kUser.mask, false>(S, first_key, take_slope);
+    }
     mask.hide(S, step, part, seen);
     weights.to_probabilities(S, step, part, has_moderate_max || mask.has_moderate_max(step));
   }
@@ -222,7 +250,8 @@ struct BackwardPairsSm80 {
     Scores P, slope;
     weights.multiply_q_k(P, step, part);
     if constexpr (kConfig.score.score_mod && kConfig.score.alibi) cap_slopes(slope, P, step.head);
-    to_probabilities(P, step, part, seen, has_moderate_max, [&] {
+    UserSlopes user_slopes;
+    to_probabilities(P, step, part, seen, has_moderate_max, user_slopes, [&] {
       if constexpr (kConfig.score.score_mod && !kConfig.score.alibi)
         slopes_of_capped(slope, P, step.head);
     });
@@ -236,6 +265,7 @@ struct BackwardPairsSm80 {
       drop(dP, kept, static_cast<float>(step.head.dropout.kept_scale()));
     }
     weights.form_ds(dP, P, step, part);
+    pass_user(dP, P, user_slopes, step, part);
     if constexpr (kConfig.dbias) {
       const BackwardDbiasSm80<kConfig> bias{params};
       bias.hide(dP, P);
@@ -249,6 +279,26 @@ struct BackwardPairsSm80 {
       }
     }
     Weights::share(dP, storage.ds_tile(step.pair_stage), part);
+  }
+
+  // From dS of the user's score to that of the score before, 0 of hidden pairs whatever its slope
+  // is; and what the pairs add to gradients of what it reads.
+  void pass_user(Scores& dS, const Scores& P, const UserSlopes& slopes, const Step& step,
+                 const Part& part) {
+    if constexpr (!kUser.score) return;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      if constexpr (kUser.captures) {
+#pragma unroll
+        for (i32 i = 0; i < kFloats; ++i) dS[t][i] = P[t][i] == 0 ? 0.f : dS[t][i];
+        captures.add(scores_of(step, part).user_pairs(t), dS[t], slopes.before[t],
+                     step.first_key + part.column);
+      }
+#pragma unroll
+      for (i32 i = 0; i < kFloats; ++i) {
+        dS[t][i] = P[t][i] == 0 ? 0.f : dS[t][i] * slopes.of[t][i];
+      }
+    }
   }
 
   // dS / dS before the cap, from raw dot products.

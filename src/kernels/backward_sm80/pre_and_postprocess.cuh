@@ -31,7 +31,7 @@ inline constexpr i32 kSm80ThreadsPerRow = 8;
 
 template <BackwardSm80Config kConfig>
 struct BackwardPreprocessSm80 {
-  using HeadType = Head<kConfig.dtype>;
+  using HeadType = BackwardHeadOf<kConfig>;
   using Source = ElementRows<kConfig.element_bytes()>;
   static constexpr i32 kStep = kSm80PreprocessThreads / kSm80ThreadsPerRow;
   static constexpr i32 kRowsOfThread = (kConfig.q_rows + kStep - 1) / kStep;
@@ -156,7 +156,7 @@ struct BackwardPreprocessSm80 {
   KeyRangeSm80 key_bounds_of(i64 first) const {
     const i32 count = min(o.num_rows - static_cast<i32>(first), kConfig.q_rows);
     if (count <= 0) return {0, 0};
-    const DocumentBoundsSm80<Head<kConfig.dtype>, kSm80PreprocessThreads> documents{
+    const DocumentBoundsSm80<BackwardHeadOf<kConfig>, kSm80PreprocessThreads> documents{
         head, static_cast<i32>(first), count, ptx::dynamic_shared()};
     const Interval bounds =
         documents.find({head.columns(first).begin, head.columns(first + count - 1).end});
@@ -212,7 +212,7 @@ void backward_preprocess_sm80(const BackwardSm80Params& params) {
   const TileTask task{batch_head / heads, batch_head % heads, tile % num_slots};
   const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
   if (place.first_row < 0) return;  // offsets out of order
-  const Head<kConfig.dtype> head(p, place.index, task.head);
+  const BackwardHeadOf<kConfig> head(p, place.index, task.head);
   if constexpr (kConfig.dq) {
     if (tile < params.groups.ahead * params.groups.m_blocks) {
       zero_dq_accum<kConfig, kSm80PreprocessThreads>(params, tile);
@@ -243,11 +243,11 @@ struct BackwardPostprocessSm80 {
 
   __attribute__((noinline)) static void recompute_dq(const AttentionParams& p,
                                                      const RowTask& task) {
-    backward_naive_dq_row<Head<kConfig.dtype>>(p, task);
+    backward_naive_dq_row<BackwardHeadOf<kConfig>>(p, task);
   }
   __attribute__((noinline)) static void recompute_dkdv(const AttentionParams& p,
                                                        const RowTask& task) {
-    backward_naive_dkdv_row<Head<kConfig.dtype>>(p, task);
+    backward_naive_dkdv_row<BackwardHeadOf<kConfig>>(p, task);
   }
 
   static bool all_finite(const ArrayView& array, const RowTask& task, i64 chunk, i64 dim) {
@@ -261,7 +261,7 @@ struct BackwardPostprocessSm80 {
     return sum == 0;
   }
 
-  void recompute_rows(const Head<kConfig.dtype>& head, i64 first) const {
+  void recompute_rows(const BackwardHeadOf<kConfig>& head, i64 first) const {
     const Sequence& sequence = head.sequence;
     const i64 chunks = num_chunks(p.dim_qk);
     const i64 count = clamp<i64>(sequence.shape.q_len - first, 0, kConfig.q_rows);
@@ -272,7 +272,7 @@ struct BackwardPostprocessSm80 {
     }
   }
 
-  void recompute_keys(const Head<kConfig.dtype>& head, i64 first) const {
+  void recompute_keys(const BackwardHeadOf<kConfig>& head, i64 first) const {
     const Sequence& sequence = head.sequence;
     const i64 chunks = dkdv_chunks(p);
     const i64 count = clamp<i64>(sequence.shape.kv_len - first, 0, kConfig.kv_rows);
@@ -293,7 +293,7 @@ struct BackwardPostprocessSm80 {
     const TileTask task{batch_head / p.heads_q, batch_head % p.heads_q, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_q, task, kConfig.q_rows);
     if (!p.dq.present() || place.first_row < 0) return;
-    const Head<kConfig.dtype> head(p, place.index, task.head);
+    const BackwardHeadOf<kConfig> head(p, place.index, task.head);
     ConvertDqSm80<kConfig>{head, place.first_row, params.dq_accum + number * kConfig.dq_elems()}
         .run(kSm80PostprocessThreads / 32);
     if (params.nonfinite_m_blocks[number] == 0) return;
@@ -307,7 +307,7 @@ struct BackwardPostprocessSm80 {
     const i64 batch_head = number / num_slots;
     const TileTask task{batch_head / p.heads_kv, batch_head % p.heads_kv, number % num_slots};
     const TilePlace place = find_tile(p, p.cu_kv, task, kConfig.kv_rows);
-    recompute_keys(Head<kConfig.dtype>(p, place.index, task.head * p.group_size()),
+    recompute_keys(BackwardHeadOf<kConfig>(p, place.index, task.head * p.group_size()),
                    place.first_row);
   }
 

@@ -38,7 +38,7 @@ struct BackwardProducerSm80 {
   }
 
   // Numbers of the keys' documents, where there are any.
-  void fetch_ids(const Head<kConfig.dtype>& head) const {
+  void fetch_ids(const BackwardHeadOf<kConfig>& head) const {
     if constexpr (kConfig.score.documents) {
 #pragma unroll 1
       for (i32 at = static_cast<i32>(ptx::thread_index()); at < kConfig.kv_rows;

@@ -309,7 +309,12 @@ struct Head {
 
 // That of a config with a member of its own for caches.
 template <auto kConfig>
-using HeadOf = Head<kConfig.dtype, kConfig.caches>;
+using HeadOf =
+    Head<kConfig.dtype, kConfig.caches, kConfig.dtype, kConfig.dtype, kConfig.score.user>;
+
+// Those of the backward pass of sm80.
+template <auto kConfig>
+using BackwardHeadOf = Head<kConfig.dtype, false, kConfig.dtype, kConfig.dtype, kConfig.score.user>;
 
 // Those of a backward pass on CUDA cores, over whole arrays of q's type.
 template <auto kConfig>

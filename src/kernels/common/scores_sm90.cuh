@@ -16,7 +16,7 @@
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/common/segment_dropout.cuh"
-#include "kernels/common/user_pairs_sm90.cuh"
+#include "kernels/common/user_pairs.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
 #include "kernels/forward_sm90/config.h"
 #include "kernels/forward_sm90/storage.cuh"
@@ -41,6 +41,12 @@ inline float add_bias(float s, float added) {
   return added == -kInfinity<float> ? added : s + (kNats ? added : bias_log2(added));
 }
 
+// What is the same along diagonals is found where nothing else is asked of pairs.
+template <ForwardSm90Config kConfig>
+using UserPairsSm90 = UserPairs<kConfig.dtype, kConfig.score.user, kConfig.own_keys(),
+                                kConfig.score.bias == DType::kNone && !kConfig.score.mask &&
+                                    !kConfig.score.documents && !kConfig.score.asks_user_mask()>;
+
 template <ForwardSm90Config kConfig>
 struct PairTerms {
   using Scores = float[kConfig.score_floats()];
@@ -58,7 +64,7 @@ struct PairTerms {
   i64 q_id[2];
   i64 kv_ids;  // offset of the sequence's first
   Dropout dropout;
-  UserPairs<kConfig> user;
+  UserPairsSm90<kConfig> user;
 
   // Rows and keys past the end read the last one; their results are not used.
   PairTerms(const AttentionParams& arrays_, const SeqlenInfo& seqlen, const QueryBlock& block,
@@ -66,7 +72,7 @@ struct PairTerms {
       : arrays(arrays_),
         kv_len(seqlen.shape.kv_len),
         kv_begin(seqlen.kv_begin),
-        user(arrays_, seqlen, block, first_row, expression) {
+        user(expression, first_pair(seqlen, block), first_row) {
     const i32 q_len = seqlen.shape.q_len;
     for (i32 r = 0; r < 2; ++r) {
       row[r] = first_row + 8 * r;
@@ -102,7 +108,7 @@ struct PairTerms {
   // What is known of a block of keys before its products are.
   struct KeyBlock {
     i32 first_key;
-    typename UserPairs<kConfig>::Along along;
+    typename UserPairsSm90<kConfig>::Along along;
   };
   KeyBlock keys(i32 first_key) const { return {first_key, user.along(first_key)}; }
 
@@ -121,7 +127,7 @@ struct PairTerms {
     if constexpr (!has_bias() && !kConfig.score.mask && !kDocuments && !kAsks && !kMask) return;
     if (kv_len == 0) return;  // nothing to read
     if constexpr (kAsks && !has_bias() && !kConfig.score.mask && !kDocuments && !kMask) {
-      return user.template map<kWhole>(S, first_key, keys.along, take_slope);
+      return user.template map<false, false, kWhole>(S, first_key, keys.along, take_slope);
     }
     bool outside = false;
 #pragma unroll
@@ -150,8 +156,8 @@ struct PairTerms {
             s = add_bias<kKeepsRange, kConfig.score.has_nats()>(s, added);
           }
           if constexpr (kAsks) {
-            s = user.template score_of<kMask>(s, r, static_cast<i32>(key), NoDiagonal{}, outside,
-                                              i + 2 * r + c, take_slope);
+            s = user.template score_of<has_bias(), kMask>(s, r, static_cast<i32>(key), NoDiagonal{},
+                                                          outside, i + 2 * r + c, take_slope);
           }
           if constexpr (kConfig.score.mask) {
             const bool hides = kConfig.tiled_mask
@@ -166,7 +172,7 @@ struct PairTerms {
       }
     }
     if constexpr (kAsks && kWhole) report_outside(*user.expression, outside);
-    if constexpr (kMask && !kAsks) user.template hide<kWhole>(S, first_key);
+    if constexpr (kMask && !kAsks) user.template hide<has_bias(), kWhole>(S, first_key);
   }
 
   // Sets dropped probabilities to kDropped, -0. A draw decides eight keys of a row, two of them
@@ -213,6 +219,15 @@ struct PairTerms {
  private:
   const SegmentsView& kv_segments() const { return user.expression->kv_segments; }
   static constexpr bool has_bias() { return kConfig.score.bias != DType::kNone; }
+
+  // Of the head, of row 0.
+  ExpressionPair first_pair(const SeqlenInfo& seqlen, const QueryBlock& block) const {
+    const u32 group = u32(arrays.heads_q) / u32(arrays.heads_kv);
+    const SequenceShape& shape = seqlen.shape;
+    return {block.batch, block.head,       i32(u32(block.head) / group),
+            shape.q_len, shape.kv_len,     0,
+            0,           shape.position(0)};
+  }
 
   // Pointers are multiples of 16 bytes and strides count elements, so elements are aligned.
   float load_bias(i64 at) const {

@@ -2,19 +2,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What happens to a warp's scores in mma fragments that depends on nothing but their values and
-// their positions in the sequence, so not on tiles: scale, score modifier, ALiBi; and dropout of
-// its probabilities. Used by forward_sm80 and backward_sm80.
+// their positions in the sequence, so not on tiles: scale, score modifier, ALiBi, a user's score
+// and mask; and dropout of its probabilities. Used by forward_sm80 and backward_sm80.
 #pragma once
 
 #include "kernels/common/fast_score_mod.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/head.cuh"
+#include "kernels/common/user_pairs.cuh"
 #include "kernels/common/warp_mma_sm80.cuh"
 
 namespace fulmen {
 
 template <ForwardSm80Config kConfig>
 struct WarpScores {
+  using User =  // of 16 rows
+      UserPairs<kConfig.dtype, kConfig.score.user, kConfig.warp_columns()>;
   static constexpr i32 kColumns = kConfig.warp_columns();
   static constexpr i32 kTiles = kConfig.row_tiles;
 
@@ -37,6 +40,49 @@ struct WarpScores {
       }
     }
     if constexpr (kConfig.score.alibi) add_alibi(S, first_column);
+  }
+
+  // What is wrong with segments, where no kernel of lists of tiles looks at them. By a grid.
+  static void record_faults(const AttentionParams& p) {
+    if constexpr (kConfig.score.asks_user_mask()) {
+      record_segment_faults<typename User::User>(p, expression_of(p), kConfig.threads());
+    }
+  }
+
+  // Rows of tile t, as a user's expression takes them.
+  User user_pairs(i32 t) const {
+    return {&expression_of(head.p), head.pair(0, 0), static_cast<i32>(warp_row) + row(t, 0)};
+  }
+
+  // What the user makes of the scores, and his mask of the pairs. As UserPairs::map;
+  // take_slope(t, i, slope, score before) unless it is IgnoreSlopes.
+  template <bool kHidden, bool kMask, bool kTells, i32 kFloats, class TakeSlope>
+  void ask_user(float (&S)[kTiles][kFloats], i64 first_column, TakeSlope& take_slope) const {
+    const i32 first_key = static_cast<i32>(first_column);
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+      if constexpr (kConfig.score.user.score) {
+        const User pairs = user_pairs(t);
+        TileSlopes<TakeSlope> of_tile{take_slope, t};
+        pairs.template map<kHidden, kMask, kTells>(S[t], first_key, pairs.along(first_key),
+                                                   of_tile);
+      } else if constexpr (kMask) {
+        user_pairs(t).template hide<kHidden, kTells>(S[t], first_key);
+      }
+    }
+  }
+
+  // The same without slopes, when all that else hides a pair has; or where arrays alone may have.
+  template <i32 kFloats>
+  void ask_user(float (&S)[kTiles][kFloats], i64 first_column) const {
+    IgnoreSlopes ignore;
+    ask_user<true, kConfig.score.user.mask, true>(S, first_column, ignore);
+  }
+  template <i32 kFloats>
+  void ask_user_of_full_block(float (&S)[kTiles][kFloats], i64 first_column) const {
+    constexpr bool kHidden = kConfig.score.hides_before_user();
+    IgnoreSlopes ignore;
+    ask_user<kHidden, kConfig.score.asks_user_mask(), true>(S, first_column, ignore);
   }
 
   // Whether ALiBi is affine in the block of keys from `block_column` on, the same for a group: no
@@ -71,6 +117,14 @@ struct WarpScores {
   }
 
  private:
+  template <class TakeSlope>
+  struct TileSlopes {
+    static constexpr bool kWanted = TakeSlope::kWanted;
+    TakeSlope& take;
+    i32 t;
+    void operator()(i32 i, float slope, float s) const { take(t, i, slope, s); }
+  };
+
   // As ScaledExponent.
   struct CappedExponent {
     TanhSlope slope;

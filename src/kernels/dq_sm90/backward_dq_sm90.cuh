@@ -13,11 +13,11 @@
 #pragma once
 
 #include "kernels/backward_sm90/config.h"
+#include "kernels/common/fragment_captures.cuh"
 #include "kernels/common/nonfinite_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/store_output.cuh"
-#include "kernels/dq_sm90/captures.cuh"
 #include "kernels/dq_sm90/producer.cuh"
 #include "kernels/dq_sm90/query_terms.cuh"
 #include "kernels/forward_sm90/scheduler.cuh"
@@ -45,6 +45,7 @@ struct BackwardDqConsumer
   using Scores = float[kConfig.kv_rows / 2];
   using Weights = u32[kConfig.kv_rows / 4];
   using Sums = float[kConfig.d_qk / 2];
+  using Captures = FragmentCaptures<UserPairsSm90<kConfig>, kConfig.score.user.captures>;
   // No part of dO is in registers.
   static constexpr ForwardSm90Config kDOutConfig = [] {
     ForwardSm90Config config = kConfig;
@@ -123,8 +124,8 @@ struct BackwardDqConsumer
 
   // dS = P (dP - delta) of block j, where P = exp(score - lse) is made under the second product
   template <bool kPartial>
-  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs,
-                       QueryCaptures<kConfig>& captures, i32 j) {
+  void finish_products(Weights& dS, Scores& S, Scores& dP, const Pairs& pairs, Captures& captures,
+                       i32 j) {
     const auto keys = pairs.scores.keys(j * kConfig.kv_rows);  // under the products
     ptx::wgmma_wait<1>();
     auto slopes = pairs.terms.slopes(S);
@@ -145,7 +146,7 @@ struct BackwardDqConsumer
     release(shared.v().empty(kv_at));
     pairs.terms.drop(dP, pairs.scores, j * kConfig.kv_rows);
     pairs.terms.form_ds(S, dP, slopes);
-    captures.add(dP, slopes.before, j * kConfig.kv_rows);
+    captures.add(pairs.scores.pairs.user, dP, slopes.before, j * kConfig.kv_rows);
     round_probabilities<kConfig>(dS, S);
   }
 
@@ -202,7 +203,7 @@ struct BackwardDqConsumer
     QRegisters<kConfig> rQ;
     load_q_registers<kConfig>(rQ, q);
     if (kConfig.q_register_dims > 0) this->sync_warpgroup();  // all warps have read Q
-    QueryCaptures<kConfig> captures(pairs.scores.pairs, seqlen.shape.q_len);
+    Captures captures(1.f / static_cast<float>(1 << weight_shift(kConfig.dtype)));
     Scores S, dP;
     Weights dS;
     bool accumulate = false;

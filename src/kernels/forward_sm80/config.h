@@ -8,6 +8,7 @@
 
 #include "kernels/params.h"
 #include "kernels/score_options.h"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
@@ -67,10 +68,10 @@ struct ForwardSm80Config {
   bool lazy_rescale = true;  // O is rescaled only when a maximum grew by more than 2^8
   bool folded_scale = true;  // exponents by one fma: s scale - max scale
 
-  // Scores are multiplied by the scale one by one, before the softmax: for a bias, and a scale that
-  // is not positive.
+  // Scores are multiplied by the scale one by one, before the softmax: for a bias, a user's score,
+  // and a scale that is not positive.
   constexpr bool scales_scores() const {
-    return score.bias != DType::kNone || score.negative_scale;
+    return score.bias != DType::kNone || score.negative_scale || score.user.score;
   }
   // Exponents by subtraction, so that exp(0) is 1 to the last bit.
   constexpr bool subtracts_max() const { return score.fp32_out || !folded_scale; }
@@ -84,18 +85,19 @@ struct ForwardSm80Config {
   // it common: then the maximum follows their sums, block by block.
   constexpr bool checks_sums_at_end() const { return lazy_max && dtype != DType::kFloat16; }
   constexpr bool rescales_by_sum() const {
-    return checks_sums_at_end() && (score.alibi || score.bias != DType::kNone);
+    return checks_sums_at_end() && (score.alibi || score.bias != DType::kNone || score.user.score);
   }
-  // Whether a second main loop may be needed: also where a NaN may have met a bias of -inf.
+  // Whether a second main loop may be needed: also where a NaN may have met a bias of -inf, or a
+  // score of the user's is not finite.
   constexpr bool may_repeat() const {
-    return checks_sums_at_end() || (lazy_max && score.bias != DType::kNone);
+    return checks_sums_at_end() || (lazy_max && (score.bias != DType::kNone || score.user.score));
   }
 
   // Whether score modifier or ALiBi, alone, becomes part of the exponent in blocks that all rows
   // see whole.
   constexpr bool maps_in_exponent() const {
-    return score.score_mod != score.alibi && !score.mask && !scales_scores() && !subtracts_max() &&
-           dtype != DType::kFloat32;
+    return score.score_mod != score.alibi && !score.mask && !score.asks_user_mask() &&
+           !scales_scores() && !subtracts_max() && dtype != DType::kFloat32;
   }
 
   // The first column of a lane's scores; how far that of float f lies behind it.
@@ -170,6 +172,10 @@ struct ForwardSm80Config {
     }
     if (caches && (fixed_length || score.has_pair_terms())) {
       return "caches have lengths, and no arrays over pairs here";
+    }
+    if (interleaved && score.user.any()) return "a user's expression takes keys in their order";
+    if (score.blocks || (score.mask_tiles && (stages > 2 || q_rows() % kPartRows != 0))) {
+      return "lists of tiles are those of a mask, in parts of 64 rows, with two stages at most";
     }
     if (predicates_copies && !single_buffer) return "predicated copies need a single buffer";
     if (interleaved && warp_columns() % 32 != 0) return "interleaved keys come in groups of 32";

@@ -8,8 +8,8 @@
 // Source: Dao, FlashAttention-2 (2023), section 3. A step, for every block of keys that a row sees:
 //   1. K_j, V_j have arrived; the copies of block j + stages - 1 are started
 //   2. S = Q K^T                                         mma.sync
-//   3. scores: scale, softcap, bias, ALiBi, masks         only where the problem or the block has
-//   any
+//   3. scores: scale, softcap, bias, ALiBi, a user's, masks   only where the problem or the block
+//   has any
 //   4. P = exp(S - m); l, O follow a grown m              rare, by vote of the warp
 //   5. O += P V                                          P never leaves the group
 // Launched with num_forward_sm80_blocks() blocks, see scheduler.cuh.
@@ -132,25 +132,30 @@ struct ForwardMainloopSm80 {
   Products products;
   ForwardSoftmaxSm80<kConfig> softmax;
   RowRangesSm80<kConfig> row_ranges;
+  ListedBlocksSm80<kConfig> listed;
   bool is_smooth = true;  // softcap has been a polynomial so far
 
   // For the block's queries from `first_row` on, dims of V from `first_dim` on.
-  ForwardMainloopSm80(const HeadOf<kConfig>& head_, i32 first_row, i32 first_dim, u32 shared)
+  ForwardMainloopSm80(const HeadOf<kConfig>& head_, const TileLists& lists, i32 first_row,
+                      i32 first_dim, u32 shared)
       : head(head_),
         warp_row(first_row + static_cast<i32>(Group::first_row())),
         producer(head_, first_row, first_dim, shared),
         group{shared + kConfig.exchange_at()},
         products({shared}, group),
-        softmax(static_cast<float>(head.p.score_map.scale)) {}
+        softmax(static_cast<float>(head.p.score_map.scale)),
+        listed(lists, head.index, head.head, head.p.heads_q, first_row) {}
 
   // The step that a block of keys needs, if any.
   void process_block(i32 block_column, i32 slot, bool is_first, bool may_keep_max) {
     producer.documents.classify(slot);
     const bool keeps = may_keep_max && kConfig.full_blocks && softmax.can_keep_max() && is_smooth &&
                        row_ranges.is_full(block_column) && producer.documents.is_full() &&
+                       listed.is_full(block_column / kConfig.kv_rows) &&
                        scores().is_one_sided(block_column);
     if (keeps && step_keeping_max(block_column, slot)) return;
-    if (row_ranges.some_visible(block_column) && producer.documents.some_visible()) {
+    if (row_ranges.some_visible(block_column) && producer.documents.some_visible() &&
+        listed.some_visible(block_column / kConfig.kv_rows)) {
       step(block_column, slot, is_first);
     } else if (kConfig.single_buffer) {
       producer.wait_v_fetch_k();
@@ -205,6 +210,7 @@ struct ForwardMainloopSm80 {
     }
     scores().map(S, first_column(block_column));
     apply_pairs<false>(S, slot);
+    scores().ask_user_of_full_block(S, first_column(block_column));
     softmax.exponentiate(S, block_sum, true);
   }
 
@@ -212,8 +218,7 @@ struct ForwardMainloopSm80 {
   void step(i32 block_column, i32 slot, bool is_first) {
     Scores S;
     products.multiply_q_k(S, producer.k_tile(slot));
-    // Copies that start next to exponents spill 440 bytes of three-product kernels (d 128),
-    // here 64.
+    // Copies next to exponents spill 440 bytes of three-product kernels (d 128), here 64.
     constexpr bool kFetchesKEarly = !kConfig.lazy_max;
     if constexpr (kConfig.single_buffer && kFetchesKEarly) producer.wait_v_fetch_k();
     if (is_first && !kConfig.single_buffer) producer.await_first_v();
@@ -223,6 +228,7 @@ struct ForwardMainloopSm80 {
     if (!(kConfig.full_blocks && row_ranges.is_full(block_column))) {
       row_ranges.hide(S, first_column(block_column));
     }
+    scores().ask_user(S, first_column(block_column));
     float factor[kTiles][2];
     if (softmax.update(S, group, factor)) products.rescale(factor);
     float block_sum[kTiles][2];
@@ -249,12 +255,12 @@ struct ForwardSm80 {
   u32 shared = ptx::dynamic_shared();
   ForwardMainloopSm80<kConfig> loop;
 
-  ForwardSm80(const HeadOf<kConfig>& head_, i64 first_row_, i64 first_dim_)
+  ForwardSm80(const HeadOf<kConfig>& head_, const TileLists& lists, i64 first_row_, i64 first_dim_)
       : p(head_.p),
         head(head_),
         first_row(static_cast<i32>(first_row_)),
         first_dim(static_cast<i32>(first_dim_)),
-        loop(head_, first_row, first_dim, shared) {}
+        loop(head_, lists, first_row, first_dim, shared) {}
 
   i32 num_rows() const { return head.sequence.shape.q_len; }
   IntervalMask interval_mask() const {
@@ -317,7 +323,7 @@ struct ForwardSm80 {
   // From the last block to the first: under a causal mask the partial ones come first, and every
   // row has its shift from them.
   void mainloop(i32 begin, i32 end, bool may_keep_max) {
-    const i32 last = end - 1;
+    const i32 last = loop.listed.before(end, begin);
     start(begin, last);
     if constexpr (kConfig.single_buffer) {
       single_buffer_loop(begin, last, may_keep_max);
@@ -325,13 +331,14 @@ struct ForwardSm80 {
       pipelined_loop(begin, last, may_keep_max);
     }
     ptx::cp_async_wait<0>();
-    if (begin >= end) ptx::block_sync();  // cp.async -> Q, which O overwrites
+    if (last < begin) ptx::block_sync();  // cp.async -> Q, which O overwrites
   }
 
   void single_buffer_loop(i32 begin, i32 last, bool may_keep_max) {
 #pragma unroll 1
-    for (i32 block = last; block >= begin; --block) {
-      loop.producer.wait_k_fetch_v(block, block == last);
+    for (i32 block = last, next = 0; block >= begin; block = next) {
+      next = loop.listed.before(block, begin);
+      loop.producer.wait_k_fetch_v(block, next, block == last);
       loop.process_block(block * kStageColumns, 0, block == last, may_keep_max);
     }
   }
@@ -344,10 +351,11 @@ struct ForwardSm80 {
       loop.products.load_q_registers();
     }
 #pragma unroll 1
-    for (i32 block = last; block >= begin; --block) {
+    for (i32 block = last, next = 0; block >= begin; block = next) {
+      next = loop.listed.before(block, begin);
       ptx::block_sync();  // cp.async -> block j (of the first: K); all warps have read block j + 1
-      if (kAhead > 0)
-        loop.producer.fetch(block - kAhead, stage == 0 ? kConfig.stages - 1 : stage - 1);
+      const i32 other = stage == 0 ? kConfig.stages - 1 : stage - 1;
+      if (kAhead > 0) loop.producer.fetch(next - max(kAhead - 1, 0), other);
 #pragma unroll 1
       for (i32 part = kStageBlocks - 1; part >= 0; --part) {
         loop.process_block(block * kStageColumns + part * kConfig.kv_rows,
@@ -356,7 +364,7 @@ struct ForwardSm80 {
       }
       if (kAhead == 0) {
         ptx::block_sync();  // all warps have read block j
-        loop.producer.fetch(block - 1, 0);
+        loop.producer.fetch(next, 0);
       }
       loop.producer.await_next();
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
@@ -367,11 +375,14 @@ struct ForwardSm80 {
 template <ForwardSm80Config kConfig>
 void forward_sm80(const ForwardSm80Params& params) {
   const AttentionParams& p = params.attention;
+  WarpScores<kConfig>::record_faults(p);
   if constexpr (kConfig.fixed_length) {
     const WorkTileSm80 block = params.scheduler.at(ptx::block_index());
     const HeadOf<kConfig> head(p, block.task.batch, block.task.head, block.kv_head,
                                dense_sequence(p, block.task.batch));
-    ForwardSm80<kConfig>(head, block.task.slot * kConfig.q_rows(), block.part * kConfig.d_v).run();
+    ForwardSm80<kConfig>(head, params.tile_lists, block.task.slot * kConfig.q_rows(),
+                         block.part * kConfig.d_v)
+        .run();
     return;
   }
   if constexpr (kConfig.caches) {
@@ -383,7 +394,7 @@ void forward_sm80(const ForwardSm80Params& params) {
   const TilePlace place = find_tile(p, p.cu_q, block.task, kConfig.q_rows());
   const HeadOf<kConfig> head(p, place.index, block.task.head, block.kv_head);
   if (place.first_row >= head.sequence.q_slot) return;
-  ForwardSm80<kConfig>(head, place.first_row, block.part * kConfig.d_v).run();
+  ForwardSm80<kConfig>(head, params.tile_lists, place.first_row, block.part * kConfig.d_v).run();
 }
 
 }  // namespace fulmen

@@ -5,8 +5,9 @@
 // it which blocks of keys some row and which all rows of a warp see. Documents: a query sees the
 // keys with its id; which keys a block of queries must look at (from the first to the last whose id
 // lies in the range of its queries' ids), which blocks of keys a warp sees whole or not at all, and
-// pairs one by one in the others. Ids of keys are copied to shared memory with K. All lanes
-// together, but for key_bounds() and start(): all threads of the block.
+// pairs one by one in the others. Ids of keys are copied to shared memory with K. A user's mask:
+// which blocks of keys it leaves, and shows whole, is in lists of tiles. All lanes together, but
+// for key_bounds() and start(): all threads of the block.
 #pragma once
 
 #include "kernels/attention/mask.cuh"
@@ -16,6 +17,8 @@
 #include "kernels/forward_sm80/row_group.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/thread.cuh"
+#include "kernels/tile_lists/config.h"
 
 namespace fulmen {
 
@@ -79,6 +82,38 @@ class RowRangesSm80 {
 
   u32 rows_;  // shared: first and end of each of this warp's rows
   i32 some_begin_, some_end_, all_begin_, all_end_;
+};
+
+// Blocks of keys that a user's mask leaves to the rows of a block; all of them where it is asked
+// pair by pair.
+template <ForwardSm80Config kConfig>
+struct ListedBlocksSm80 {
+  static constexpr bool kHas = kConfig.score.mask_tiles;
+
+  TileLine<kConfig.q_rows() / kPartRows, true> line;
+
+  ListedBlocksSm80(const TileLists& lists, i64 index, i64 head, i64 heads_q, i32 first_row) {
+    if constexpr (kHas) line = {lists, lists.line_number(index, head, heads_q, first_row / kRows)};
+  }
+
+  // The last before `block`, from `begin` on; begin - 1: none.
+  i32 before(i32 block, i32 begin) const {
+    if constexpr (!kHas) return block - 1;
+#pragma unroll 1
+    for (i32 group = (block - 1) / 32; block > begin && 32 * group + 31 >= begin; --group) {
+      const u32 met = line.met(group, begin, block);
+      if (met != 0) return 32 * group + 31 - ptx::leading_zeros(met);
+    }
+    return begin - 1;
+  }
+
+  // Whether the mask leaves the warp some pair of a block; whether it hides none.
+  bool some_visible(i32 block) const { return !kHas || line.is_met(block, part()); }
+  bool is_full(i32 block) const { return !kHas || line.is_whole(block, part()); }
+
+ private:
+  static constexpr i32 kRows = kConfig.q_rows();
+  static i32 part() { return static_cast<i32>(RowGroupSm80<kConfig>::first_row()) / kPartRows; }
 };
 
 template <ForwardSm80Config kConfig>

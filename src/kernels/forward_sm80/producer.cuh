@@ -40,6 +40,9 @@ struct ForwardProducerSm80 {
   i32 begin = 0;       // the block of keys that comes last
   i32 next_block = 0;  // of K, with a single buffer
 
+  // Blocks are not neighbours.
+  static constexpr bool kListed = kConfig.score.mask_tiles;
+
   // For queries from `first_row` on, dims of V from `first_dim` on.
   ForwardProducerSm80(const HeadOf<kConfig>& head_, i32 first_row_, i32 first_dim, u32 shared_)
       : head(head_),
@@ -97,7 +100,7 @@ struct ForwardProducerSm80 {
   void fetch(i32 block, i32 stage) {
     if (block >= begin) {
       fetch_k(block, stage);
-      fetch_v(stage);
+      fetch_v(block, stage);
     }
     ptx::cp_async_commit();
   }
@@ -109,17 +112,18 @@ struct ForwardProducerSm80 {
   }
   static void await_next() { ptx::cp_async_wait<(kAhead > 0 ? kAhead - 1 : 0)>(); }
 
-  // Waits until K_j has arrived and all warps have read V_j+1; starts the copy of V_j.
-  void wait_k_fetch_v(i32 block, bool is_first) {
+  // Waits until K_j has arrived and all warps have read V_j+1; starts the copy of V_j. next: the
+  // block that follows.
+  void wait_k_fetch_v(i32 block, i32 next, bool is_first) {
     ptx::cp_async_wait<0>();
     ptx::block_sync();
     if (is_first && !kPredicated) {
       fetch_last_v(block);
     } else {
-      fetch_v(0);
+      fetch_v(block, 0);
     }
     ptx::cp_async_commit();
-    next_block = block - 1;
+    next_block = next;
   }
   // Waits until V_j has arrived and all warps have read K_j; starts the copy of K_j-1.
   void wait_v_fetch_k() {
@@ -150,11 +154,24 @@ struct ForwardProducerSm80 {
   }
   void fetch_last_v(i32 block) { v_copy.start_last(v_tile(0), block * kStageColumns); }
   void fetch_k(i32 block, i32 stage) {
-    k_copy.template start_next<kPredicated>(k_tile(stage * kStageBlocks));
-    pairs.start_next(pair_tile(stage));
+    const KTile tile = k_tile(stage * kStageBlocks);
+    if constexpr (kListed) {
+      k_copy.start(tile, block * kStageColumns);
+      pairs.start(pair_tile(stage), block * kStageColumns);
+    } else {
+      k_copy.template start_next<kPredicated>(tile);
+      pairs.start_next(pair_tile(stage));
+    }
     documents.start(stage, block * kStageColumns);
   }
-  void fetch_v(i32 stage) { v_copy.template start_next<kPredicated>(v_tile(stage * kStageBlocks)); }
+  void fetch_v(i32 block, i32 stage) {
+    const VTile tile = v_tile(stage * kStageBlocks);
+    if constexpr (kListed) {
+      v_copy.start(tile, block * kStageColumns);
+    } else {
+      v_copy.template start_next<kPredicated>(tile);
+    }
+  }
 };
 
 }  // namespace fulmen

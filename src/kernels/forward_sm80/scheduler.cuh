@@ -91,10 +91,12 @@ struct ForwardTileSchedulerSm80 {
   }
 };
 
-// What a launch of forward_sm80 gets.
+// What a launch of forward_sm80 gets. The arrays come last: heads look for a user's expression
+// behind them.
 struct ForwardSm80Params {
-  AttentionParams attention;
   ForwardTileSchedulerSm80 scheduler;
+  TileLists tile_lists;  // with config.score.mask_tiles
+  AttentionParams attention;
 };
 
 }  // namespace fulmen

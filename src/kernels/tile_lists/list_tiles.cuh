@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// list_tiles_sm90: lists of blocks become bits of tiles (kernels/tile_lists/config.h), a warp a
+// list_tiles: lists of blocks become bits of tiles (kernels/tile_lists/config.h), a warp a
 // list, in time linear in the entries. By queries a warp owns the lines of its list and clears them
 // first; by keys many lists meet in a line, which must be 0 before.
 #pragma once
@@ -76,7 +76,7 @@ struct TileLister {
 };
 
 template <TileListsConfig kConfig>
-inline void list_tiles_sm90(const TileListsParams& params) {
+inline void list_tiles(const TileListsParams& params) {
   const AttentionParams& p = params.attention;
   const u32 list = ptx::block_index() * (TileListsConfig::kThreads / 32) + ptx::thread_index() / 32;
   if (list >= u32(params.num_lists)) return;

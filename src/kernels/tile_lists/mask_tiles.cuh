@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// mask_tiles_sm90: which tiles of pairs a user's mask leaves, and which it shows whole. What the
+// mask_tiles: which tiles of pairs a user's mask leaves, and which it shows whole. What the
 // mask reads of a tile's rows and keys lies between two ends, and so does what it makes of them
 // (attention/between.cuh): that decides most tiles. The others are looked at pair by pair: what the
 // mask needs of the rows, or keys, of a tile lies in a warp's lanes, and what it needs of the
@@ -248,7 +248,7 @@ struct MaskTiles {
 };
 
 template <MaskTilesConfig kConfig>
-inline void mask_tiles_sm90(const TileListsParams& params) {
+inline void mask_tiles(const TileListsParams& params) {
   using Tiles = MaskTiles<kConfig>;
   static_assert(MaskTilesConfig::kWarps * Tiles::kTiles == 32);
   static_assert(MaskTilesConfig::kWarps == MaskTilesConfig::kParts);

@@ -52,7 +52,7 @@ std::string complaint(const char* fault, i64 q_rows = 70, i64 kv_rows = 100) {
   request.options.scale = 0.125;
   emulator::GlobalMemory memory = memory_of(request);
   const AttentionParams attention = gpu::attention_params(validate(request, Pointers::kChecked));
-  ForwardSm80Params params{attention, {attention, kConfig, 1}};
+  ForwardSm80Params params{{attention, kConfig, 1}, {}, attention};
   const i64 blocks = num_forward_sm80_blocks(params.attention, kConfig);
   params.attention.q_rows = q_rows;
   params.attention.kv_rows = kv_rows;

@@ -19,10 +19,14 @@ namespace fulmen::test {
 
 // As launched, each grid once the one before it has ended (no kernel of sm80 is a dependent launch,
 // see src/gpu/backward_sm80/plan.cpp), on a workspace that is NaN where zeros are not required.
-// `together`: the main kernel's blocks run at the same time. Returns dq_accum, dQ before rounding.
-template <BackwardSm80Config kConfig>
+// `together`: the main kernel's blocks run at the same time. before: gives the parameters as
+// kernels find them, with a user's expression behind. Returns dq_accum, dQ before rounding.
+struct WithoutExpression {
+  const BackwardSm80Params& operator()(const BackwardSm80Params& params) const { return params; }
+};
+template <BackwardSm80Config kConfig, class Before = WithoutExpression>
 std::vector<float> launch(const AttentionParams& p, unsigned seed,
-                          bool together = kConfig.deterministic) {
+                          bool together = kConfig.deterministic, const Before& before = {}) {
   const i64 row_tiles_count = num_q_tiles(p, kConfig.q_rows);
   const i64 key_tiles = num_kv_tiles(p, kConfig.kv_rows);
   const auto size = [](i64 count) { return static_cast<size_t>(count); };
@@ -44,17 +48,20 @@ std::vector<float> launch(const AttentionParams& p, unsigned seed,
   constexpr i64 kLines = 2;
   const i64 all_groups = ceil_div(p.batch_extent() * p.heads_kv, kLines);
   const i64 groups_ahead = kConfig.zeroes_dq ? 1 + seed % 3 : all_groups;
-  const BackwardSm80Params params{p,
-                                  reinterpret_cast<u8*>(aligned(row_tiles)),
-                                  key_bounds.data(),
-                                  aligned(sums),
-                                  dbias_accum.data(),
-                                  nonfinite_m_blocks.data(),
-                                  nonfinite_n_blocks.data(),
-                                  dq_semaphores.data(),
-                                  &next_n_block,
-                                  zeroed_blocks.data(),
-                                  head_groups_sm80(p, kConfig, kLines, groups_ahead)};
+  const BackwardSm80Params bare{reinterpret_cast<u8*>(aligned(row_tiles)),
+                                key_bounds.data(),
+                                aligned(sums),
+                                dbias_accum.data(),
+                                nonfinite_m_blocks.data(),
+                                nonfinite_n_blocks.data(),
+                                dq_semaphores.data(),
+                                &next_n_block,
+                                zeroed_blocks.data(),
+                                head_groups_sm80(p, kConfig, kLines, groups_ahead),
+                                {},
+                                p};
+  const auto& all = before(bare);
+  const auto& params = reinterpret_cast<const BackwardSm80Params&>(all);
   // What blocks write for each other.
   emulator::GlobalMemory memory({{.name = "dq_accum",
                                   .data = params.dq_accum,

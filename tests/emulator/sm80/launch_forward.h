@@ -14,7 +14,7 @@ namespace fulmen::test {
 template <ForwardSm80Config kConfig>
 void launch(const AttentionParams& given, unsigned seed, emulator::Counters* counters = nullptr) {
   const AttentionParams p = with_neutral_arrays(given, kConfig);
-  const ForwardSm80Params params{p, {p, kConfig, 2}};
+  const ForwardSm80Params params{{p, kConfig, 2}, {}, p};
   const i64 blocks = num_forward_sm80_blocks(p, kConfig);
   if (blocks == 0) return;
   emulator::launch({.blocks = blocks,

@@ -6,76 +6,16 @@
 #pragma once
 
 #include "../../gpu/kernels/expect_close.h"
-#include "../../gpu/kernels/interpreted_expression.h"
 #include "cpu/backend.h"
+#include "emulator/expressions.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
 #include "gpu/forward_sm90/plan.h"
-#include "gpu/tile_lists.h"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/forward_sm90/forward_sm90.cuh"
-#include "kernels/tile_lists/list_tiles.cuh"
-#include "kernels/tile_lists/mask_tiles.cuh"
 #include "tensor_map.h"
 
 namespace fulmen::test {
-
-// From lists of blocks to lists of tiles, of so many bytes.
-template <bool kByKeys>
-void launch_lists(const TileListsParams& params, i64 bytes, u32 seed) {
-  constexpr i32 kThreads = TileListsConfig::kThreads;
-  emulator::GlobalArray words{"words", params.lists.words, i64{sizeof(u32)}};
-  words.extents[3] = bytes / i64{sizeof(u32)};
-  words.strides[3] = 1;
-  words.writable = true;
-  words.initialised = kByKeys;  // zeros
-  emulator::GlobalMemory memory({words});
-  emulator::launch({.blocks = ceil_div(params.num_lists, kThreads / 32),
-                    .threads = kThreads,
-                    .seed = seed,
-                    .kernel = "list_tiles_sm90",
-                    .memory = &memory},
-                   [&] { list_tiles_sm90<TileListsConfig{kByKeys}>(params); });
-}
-
-// With the user's expression behind them, as kernels that have one find it.
-template <class Params>
-WithExpression<Params> before_expression(const Problem& problem, const Params& params,
-                                         FaultBytes* faults = nullptr) {
-  if (problem.program == nullptr) return {params, {}};
-  interpreted = &problem;
-  return {params, gpu::expression_params(problem, nullptr, faults)};
-}
-
-// From lists of blocks, or a user's mask, to lists of tiles of `shape`, for a kernel of that
-// config.
-template <bool kByKeys, auto kConfig>
-void fill_lists(const Problem& problem, const TileListsParams& params, const gpu::TileShape& shape,
-                u32 seed) {
-  if constexpr (kConfig.score.blocks)
-    launch_lists<kByKeys>(params, gpu::tile_lists_bytes(problem, params), seed);
-  if constexpr (kConfig.score.mask_tiles) {
-    const auto rows = [] {
-      if constexpr (kByKeys)
-        return kConfig.q_rows;
-      else
-        return kConfig.kv_rows;
-    };
-    constexpr MaskTilesConfig kMask{kConfig.dtype,
-                                    kByKeys,
-                                    rows(),
-                                    {.mask_kind = kConfig.score.mask_kind,
-                                     .varlen = kConfig.score.varlen,
-                                     .user = kConfig.score.user}};
-    const gpu::KernelLaunch planned = gpu::fill_tile_lists(problem, kConfig.score, params, shape);
-    EXPECT_EQ(planned.spec.num_threads, kMask.threads());
-    const auto all = before_expression(problem, params, params.attention.faults);
-    emulator::launch(
-        {static_cast<i32>(planned.num_blocks), kMask.threads(), MaskTilesConfig::kSharedBytes, seed,
-         false, "mask_tiles_sm90", is_sampled(seed)},
-        [&] { mask_tiles_sm90<kMask>(all.params); });
-  }
-}
 
 // Returns how many products of matrices it took, if they are to be counted.
 template <ForwardSm90Config kConfig>

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of the arrays that a user's score reads, beside dQ: a warp has dS of 16 rows and a
+// Gradients of the arrays that a user's score reads, beside others: a warp has dS of 16 rows and a
 // block of keys in its registers. What its pairs add to one element, because what is read is the
 // same for the head, a row, a key or a diagonal, is summed first: along a row by a thread, along
 // keys and diagonals by shuffles after which each lane has a few sums. A lane adds a sum to memory
@@ -9,8 +9,7 @@
 #pragma once
 
 #include "kernels/common/expression.cuh"
-#include "kernels/common/scores_sm90.cuh"
-#include "kernels/ptx/thread.cuh"
+#include "kernels/common/user_pairs.cuh"
 
 namespace fulmen {
 
@@ -27,35 +26,34 @@ inline void halve(float (&x)[kSize], i32& first, bool is_upper, const Exchange& 
   if (is_upper) first += kHalf;
 }
 
-// With a user's score whose captures have gradients; else nothing.
-template <ForwardSm90Config kConfig, bool kHas = kConfig.score.user.captures>
-struct QueryCaptures {
-  QueryCaptures(const PairTerms<kConfig>&, i32) {}
-  template <class Before>
-  void add(const float (&)[kConfig.kv_rows / 2], const Before&, i32) {}
+// Where captures have gradients; else nothing.
+template <class Pairs, bool kHas>
+struct FragmentCaptures {
+  explicit FragmentCaptures(float) {}
+  template <class Scores, class Before>
+  void add(const Pairs&, const Scores&, const Before&, i32) {}
   void flush() {}
 };
 
-template <ForwardSm90Config kConfig>
-struct QueryCaptures<kConfig, true> {
-  using User = typename UserPairs<kConfig>::User;
-  using Scores = float[kConfig.kv_rows / 2];
-  static constexpr i32 kBlocks = kConfig.kv_rows / 8;  // of the fragment: 16 rows, 8 keys
-  static constexpr i32 kDiagonals = kBlocks + 2;       // of 8 each: of a warp
+template <class Pairs>
+struct FragmentCaptures<Pairs, true> {
+  using User = typename Pairs::User;
+  using Scores = typename Pairs::Scores;
+  static constexpr i32 kFloats = Pairs::kFloats;
+  static constexpr i32 kBlocks = kFloats / 4;     // of the fragment: 16 rows, 8 keys
+  static constexpr i32 kDiagonals = kBlocks + 2;  // of 8 each: of a warp
   static constexpr i32 eighth(i32 count) { return (((count + 1) / 2 + 1) / 2 + 1) / 2; }
   static constexpr i32 kSums = 2 * eighth(kDiagonals);  // of a lane
-  static constexpr float kSumScale = 1.f / static_cast<float>(1 << weight_shift(kConfig.dtype));
 
-  const PairTerms<kConfig>& pairs;
-  i32 q_len;
+  float scale;  // of what is summed
   CaptureSum<float> sums[max(User::kNumDerivatives, 1)][kSums];
 
-  QueryCaptures(const PairTerms<kConfig>& pairs_, i32 q_len_) : pairs(pairs_), q_len(q_len_) {}
+  explicit FragmentCaptures(float scale_) : scale(scale_) {}
 
-  // G: P (dP - delta), 0 of hidden pairs; before: scores as the user's is given them; first_key: of
-  // the block.
-  void add(const Scores& G, const Scores& before, i32 first_key) {
-    add_read<0>(G, before, first_key);
+  // G: P (dP - delta) of the fragment, 0 of hidden pairs; before: scores as the user's is given
+  // them.
+  void add(const Pairs& pairs, const Scores& G, const Scores& before, i32 first_key) {
+    add_read<0>(pairs, G, before, first_key);
   }
   void flush() {
 #pragma unroll
@@ -66,82 +64,83 @@ struct QueryCaptures<kConfig, true> {
   }
 
  private:
-  const ExpressionParams& e() const { return *pairs.user.expression; }
   static u32 lane() { return ptx::thread_index() % 32; }
   static i32 row_of_lane() { return i32(lane() / 4); }   // g, of a fragment
   static i32 pair_of_lane() { return i32(lane() % 4); }  // t: columns 2t and 2t + 1
 
   template <i32 kRead>
-  void add_read(const Scores& G, const Scores& before, i32 first_key) {
+  void add_read(const Pairs& pairs, const Scores& G, const Scores& before, i32 first_key) {
     if constexpr (kRead < User::kNumDerivatives) {
-      if (e().sums[User::array_of(kRead)] != nullptr) take<kRead>(G, before, first_key);
-      add_read<kRead + 1>(G, before, first_key);
+      if (pairs.expression->sums[User::array_of(kRead)] != nullptr)
+        take<kRead>(pairs, G, before, first_key);
+      add_read<kRead + 1>(pairs, G, before, first_key);
     }
   }
 
   template <i32 kRead>
-  void take(const Scores& G, const Scores& before, i32 first_key) {
+  void take(const Pairs& pairs, const Scores& G, const Scores& before, i32 first_key) {
     constexpr Along kAlong = User::along(kRead);
     Scores x;
-    for_each_pair<kRead>(before, first_key, [&](i32 at, double* element, float slope) {
+    for_each_pair<kRead>(pairs, before, first_key, [&](i32 at, double* element, float slope) {
       x[at] = G[at] == 0 ? 0.f : G[at] * slope;
       if constexpr (kAlong == Along::kPair) add_sum<kRead>(0, element, x[at]);
     });
-    if constexpr (kAlong == Along::kHead || kAlong == Along::kRow) add_rows<kRead>(x, first_key);
-    if constexpr (kAlong == Along::kKey) add_keys<kRead>(x, first_key);
-    if constexpr (kAlong == Along::kDiagonal) add_diagonals<kRead>(x, first_key);
+    if constexpr (kAlong == Along::kHead || kAlong == Along::kRow)
+      add_rows<kRead>(pairs, x, first_key);
+    if constexpr (kAlong == Along::kKey) add_keys<kRead>(pairs, x, first_key);
+    if constexpr (kAlong == Along::kDiagonal) add_diagonals<kRead>(pairs, x, first_key);
   }
 
   // call(number in a fragment, element, d score / d element)
   template <i32 kRead, class Call>
-  void for_each_pair(const Scores& before, i32 first_key, const Call& call) const {
+  static void for_each_pair(const Pairs& pairs, const Scores& before, i32 first_key,
+                            const Call& call) {
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; i += 4) {
+    for (i32 i = 0; i < kFloats; i += 4) {
 #pragma unroll
       for (i32 c = 0; c < 2; ++c) {
-        const typename User::Column column = column_at(key_of_pair(first_key, i, c, pairs.kv_len));
+        const typename User::Column column =
+            column_at(pairs, key_of_pair(first_key, i, c, pairs.kv_len()));
 #pragma unroll
         for (i32 r = 0; r < 2; ++r) {
           const i32 at = i + 2 * r + c;
           User::template differentiate_read<kRead>(
-              e(), pairs.user.row[r], column, before[at],
+              *pairs.expression, pairs.row[r], column, before[at],
               [&](double* element, float slope) { call(at, element, slope); });
         }
       }
     }
   }
-  typename User::Column column_at(i32 key) const {
-    ExpressionPair pair{};
-    pair.j = key;
+  static typename User::Column column_at(const Pairs& pairs, i32 key) {
     bool outside = false;
-    return User::column(e(), pairs.user.row[0], pair, outside);
+    return pairs.column_at(0, key, outside);
   }
 
   // Where row r of the thread and a key read.
   template <i32 kRead>
-  double* element(i32 r, i32 key) const {
+  static double* element(const Pairs& pairs, i32 r, i32 key) {
     double* found = nullptr;
-    User::template differentiate_read<kRead>(e(), pairs.user.row[r], column_at(key), 0.f,
-                                             [&](double* at, float) { found = at; });
+    User::template differentiate_read<kRead>(*pairs.expression, pairs.row[r], column_at(pairs, key),
+                                             0.f, [&](double* at, float) { found = at; });
     return found;
   }
 
   template <i32 kRead>
   void add_sum(i32 k, double* element, float x) {
-    if (x != 0) sums[kRead][k].add(element, x * kSumScale);
+    if (x != 0) sums[kRead][k].add(element, x * scale);
   }
 
   template <i32 kRead>
-  void add_rows(const Scores& x, i32 first_key) {
+  void add_rows(const Pairs& pairs, const Scores& x, i32 first_key) {
     float of_row[2] = {};
 #pragma unroll
-    for (i32 i = 0; i < kConfig.kv_rows / 2; ++i) of_row[i / 2 % 2] += x[i];
+    for (i32 i = 0; i < kFloats; ++i) of_row[i / 2 % 2] += x[i];
 #pragma unroll
-    for (i32 r = 0; r < 2; ++r) add_sum<kRead>(r, element<kRead>(r, first_key), of_row[r]);
+    for (i32 r = 0; r < 2; ++r) add_sum<kRead>(r, element<kRead>(pairs, r, first_key), of_row[r]);
   }
 
   template <i32 kRead>
-  void add_keys(const Scores& x, i32 first_key) {
+  void add_keys(const Pairs& pairs, const Scores& x, i32 first_key) {
 #pragma unroll
     for (i32 c = 0; c < 2; ++c) {
       float of_key[kBlocks];  // key 8 m + 2 t + c
@@ -159,7 +158,7 @@ struct QueryCaptures<kConfig, true> {
       for (i32 k = 0; k < eighth(kBlocks); ++k) {
         const i32 key = first_key + 8 * (first + k) + 2 * pair_of_lane() + c;
         const i32 at = c * eighth(kBlocks) + k;
-        add_sum<kRead>(at, element<kRead>(0, key), of_key[k]);
+        add_sum<kRead>(at, element<kRead>(pairs, 0, key), of_key[k]);
       }
     }
   }
@@ -168,7 +167,7 @@ struct QueryCaptures<kConfig, true> {
   // neighbouring diagonals, of which a lane has two, (2 t + c - g) mod 8, of each row. A partner
   // has the same two of a row that differs in one bit, so that its t is another.
   template <i32 kRead>
-  void add_diagonals(const Scores& x, i32 first_key) {
+  void add_diagonals(const Pairs& pairs, const Scores& x, i32 first_key) {
     const i32 g = row_of_lane(), t = pair_of_lane();
     float of_set[2][kDiagonals];  // set n: 8 (n - 2) and the seven behind
 #pragma unroll
@@ -208,14 +207,14 @@ struct QueryCaptures<kConfig, true> {
     }
     halve<kQuarter>(own[0], first[0], odd, from(1, 0));
     halve<kQuarter>(own[1], first[1], odd, from(1, odd ? -1 : 1));
-    const i32 row = min(pairs.row[0], max(q_len - 1, 0)) - pairs.row[0] + g;
+    const i32 row = min(pairs.first_row, pairs.last_row()) - pairs.first_row + g;
 #pragma unroll
     for (i32 n = 0; n < 2; ++n) {
       const i32 diagonal = (2 * t + (odd ? 1 - n : n) - g) & 7;
 #pragma unroll
       for (i32 k = 0; k < eighth(kDiagonals); ++k) {
         const i32 key = first_key + 8 * (first[n] + k - 2) + diagonal + row;
-        add_sum<kRead>(n * eighth(kDiagonals) + k, element<kRead>(0, key), own[n][k]);
+        add_sum<kRead>(n * eighth(kDiagonals) + k, element<kRead>(pairs, 0, key), own[n][k]);
       }
     }
   }
