@@ -186,6 +186,50 @@ TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
       EXPECT_EQ(config.row_warps, 1);
       EXPECT_EQ(config.chunk_blocks * config.block_keys(), 1024);
     }
+    for (const char* card : {"a100", "h200"}) {
+      Problem problem = decode_problem(batch, 16, 4096);  // 64 rows
+      problem.batch_invariant = true;
+      EXPECT_TRUE(decodes(problem, card)) << card;
+      const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named(card));
+      EXPECT_EQ(config.row_warps, 4);
+      EXPECT_EQ(config.chunk_blocks * config.block_keys(), 1024);
+    }
+  }
+}
+
+// More than 16 rows on Hopper: a warpgroup's 64, of dims in rows of 128 bytes, in as many splits as
+// shared memory holds; elsewhere, of bytes and in pages of few rows, two or four warps.
+TEST(DecodeSm80Plan, MoreThanSixteenRowsAreAWarpgroups) {
+  const auto config_of = [](i64 q_rows, i64 dim, const char* card) {
+    Problem problem = decode_problem(64, q_rows, 32768, dim);
+    problem.batch_invariant = true;
+    return gpu::decode_sm80_config(problem, gpu_named(card));
+  };
+  EXPECT_FALSE(config_of(4, 64, "h200").in_warpgroups());
+  for (const i64 q_rows : {5, 8, 16}) {
+    for (const auto& [dim, padded, splits] :
+         {std::tuple{64, 64, 2}, {96, 128, 2}, {128, 128, 2}, {256, 256, 1}}) {
+      const DecodeSm80Config config = config_of(q_rows, dim, "h200");
+      EXPECT_EQ(config.box_rows, 64);
+      EXPECT_EQ(config.row_warps, 4);
+      EXPECT_EQ(config.d_qk, padded);
+      EXPECT_EQ(config.d_v, padded);
+      EXPECT_EQ(config.splits, splits);
+    }
+    EXPECT_FALSE(config_of(q_rows, 128, "a100").in_warpgroups());
+    EXPECT_EQ(config_of(q_rows, 128, "a100").row_warps, q_rows == 16 ? 4 : 2);
+  }
+  Problem bytes = quantised_problem(DType::kFloat8E4M3);
+  bytes.q_rows = bytes.max_q = 16;
+  bytes.batch_invariant = true;
+  EXPECT_FALSE(gpu::decode_sm80_config(bytes, gpu_named("h200")).in_warpgroups());
+  Problem paged = decode_problem(8, 16, 32768);
+  paged.batch_invariant = true;
+  paged.num_pages = 4096;
+  for (const auto& [page_rows, box_rows] :
+       {std::pair{1, 0}, {24, 8}, {16, 16}, {48, 16}, {256, 64}}) {
+    paged.page_rows = page_rows;
+    EXPECT_EQ(gpu::decode_sm80_config(paged, gpu_named("h200")).box_rows, box_rows);
   }
 }
 

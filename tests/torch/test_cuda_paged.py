@@ -154,14 +154,14 @@ def test_two_streams_at_once_share_nothing() -> None:
             assert all(torch.equal(x, y) for x, y in zip(ours, other))
 
 
-@pytest.mark.parametrize("keys", [300, 5000])
-def test_with_batch_invariant_a_request_has_the_bits_of_itself_alone(keys: int) -> None:
+@pytest.mark.parametrize(("keys", "rows"), [(300, 1), (5000, 1), (5000, 9)])
+def test_with_batch_invariant_a_request_has_the_bits_of_itself_alone(keys: int, rows: int) -> None:
     pages = -(-keys // PAGE)
     k, v = torch.randn(2, 40 * pages, PAGE, KV_HEADS, DIM, device="cuda").bfloat16()
     table = torch.randperm(40 * pages, device="cuda").view(40, pages).int()
     lengths = torch.randint(1, keys + 1, (40,), device="cuda", dtype=torch.int32)
     lengths[7] = keys
-    q = torch.randn(40, 1, HEADS, DIM, device="cuda").bfloat16()
+    q = torch.randn(40, rows, HEADS, DIM, device="cuda").bfloat16()
     alone = None
     for chosen in ([7], [7, 3], [1, 2, 7], list(range(40)), list(range(39, -1, -1))):
         o = fulmen.attention_paged(

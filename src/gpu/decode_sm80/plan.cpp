@@ -18,8 +18,7 @@ namespace fulmen::gpu {
 namespace {
 
 constexpr i64 kMaxDim = 256;
-constexpr i64 kMaxRows = 64;           // of a group of heads: one row tile
-constexpr i64 kMaxInvariantRows = 16;  // where the batch may not decide on larger tiles
+constexpr i64 kMaxRows = 64;  // of a group of heads: one row tile
 constexpr i64 kFewestBlockKeys = 16;
 constexpr i64 kFewestKeys = 256;           // below, there is nothing to divide
 constexpr i64 kMostBlocks = i64{1} << 30;  // of keys: they are counted in 31 bits
@@ -45,7 +44,8 @@ KernelSpec spec(const DecodeSm80Config& config) {
       config.placed ? "_placed" : "", config.tree ? "_tree" : "", config.mixed ? "_mixed" : "",
       config.has_chunks() ? sentence("_chunks", config.chunk_blocks) : "",
       config.cluster > 1 ? sentence("_cluster", config.cluster) : "", config.whole ? "_whole" : "",
-      config.one_query ? "_single" : "", config.transposed ? "_transposed" : "");
+      config.one_query ? "_single" : "", config.transposed ? "_transposed" : "",
+      config.in_warpgroups() ? sentence("_boxes", config.box_rows) : "");
   KernelSpec spec = on_tensor_cores(
       spec_of<DecodeSm80Params>("decode_sm80/decode_sm80", "decode_sm80", distinction, config),
       config, max(config.d_qk, config.d_v) > 128 ? kWideSpillBytes : kSpillBytes);
@@ -95,7 +95,8 @@ class DecodeSm80Plan final : public GpuPlan {
  public:
   // part: what is left of `gpu` beside another kernel.
   DecodeSm80Plan(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config,
-                 const Gpu& part) {
+                 const Gpu& part)
+      : box_rows_(config.box_rows) {
     params_.attention = attention_params(problem);
     params_.group = static_cast<i32>(problem.group_size() * config.heads);
     params_.row_tiles = static_cast<i32>(decode_row_tiles(problem, config));
@@ -122,12 +123,17 @@ class DecodeSm80Plan final : public GpuPlan {
     bind_params(params.attention, call.problem, call.faults);
     params.counters = reinterpret_cast<u64*>(call.workspace);
     params.parts = reinterpret_cast<float*>(call.workspace + parts_at_);
+    if (box_rows_ != 0) {
+      encode(call.driver, tensor_box(call.problem.arrays[Array::kK], box_rows_), params.k_map);
+      encode(call.driver, tensor_box(call.problem.arrays[Array::kV], box_rows_), params.v_map);
+    }
     call.launch(0, params);
   }
 
  private:
   DecodeSm80Params params_{};  // but for pointers
   i64 parts_at_;
+  i32 box_rows_;
 };
 
 }  // namespace
@@ -158,8 +164,7 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
   const bool fits = max(problem.dim_qk, problem.dim_v) <= kMaxDim && problem.heads_q > 0 &&
                     problem.heads_kv > 0 && has_aligned_rows(problem, Array::kV) &&
                     has_aligned_o(problem);
-  const i64 most_rows = problem.may_plan_by_lengths() ? kMaxRows : kMaxInvariantRows;
-  if (!fits || decode_rows(problem) > most_rows || decode_rows(problem) == 0) return false;
+  if (!fits || decode_rows(problem) > kMaxRows || decode_rows(problem) == 0) return false;
   const bool may_be_short =
       problem.has_caches() || problem.is_quantised() || !problem.may_plan_by_lengths();
   if (problem.max_kv < kFewestKeys && !may_be_short) return false;

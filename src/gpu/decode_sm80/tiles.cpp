@@ -4,7 +4,9 @@
 // Tiles of decode_sm80: row tiles, splits and their rings, clusters.
 
 #include "gpu/decode_sm80/plan.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/params.h"
+#include "kernels/forward_sm90/config.h"
 
 namespace fulmen::gpu {
 namespace {
@@ -26,9 +28,32 @@ constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1
 // else, with rows as columns, up to 3 %. Eight warps instead of four at d 256 (2 to 4 %). Three
 // stages of bytes (1 to 3 %).
 constexpr DecodeShape kLongShape{8, 1, 32}, kWideShape{8, 1}, kByteShape{8, 3};
+// Of warpgroups, likewise in warps.
+constexpr DecodeShape kWarpgroupShapes[] = {{8, 4, 64}, {8, 2, 64}, {4, 4, 64},
+                                            {4, 3, 64}, {4, 2, 64}, {4, 1, 64}};
 
 i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
+}
+
+// Rows of the boxes in which Hopper's copy engine brings keys to warpgroups; 0 where warps multiply
+// by themselves: 16 query rows or fewer, keys of 8 bits or which the engine cannot read, or of
+// whose pages it would find few rows together. Where bits may depend on the batch, warps are faster
+// at 64 dims (8 x 32k, 64 rows: 71.3 us and 77.2, H200, 2026-11-30).
+i32 box_rows(const Problem& problem, const Gpu& gpu) {
+  constexpr i64 kRowsOfWarp = 16;
+  constexpr i64 kMostCoordinates = i64{1} << 30;
+  constexpr i32 kMostRows = 64, kFewestRows = 8;
+  const bool reads = gpu.compute_capability == 90 && !problem.is_quantised() &&
+                     !problem.may_plan_by_lengths() && decode_rows(problem) > kRowsOfWarp &&
+                     problem.kv_rows > 0 && (!problem.is_paged() || problem.num_pages > 0) &&
+                     max(problem.kv_rows, problem.num_pages) < kMostCoordinates &&
+                     sm90_layout_refusal(problem, Array::kK).empty() &&
+                     sm90_layout_refusal(problem, Array::kV).empty();
+  if (!reads) return 0;
+  const i32 rows =
+      problem.is_paged() ? key_box_rows(attention_params(problem), kMostRows) : kMostRows;
+  return rows >= kFewestRows ? rows : 0;
 }
 
 // Whether no length says how keys are to be divided: a cluster takes every row tile whole.
@@ -71,7 +96,8 @@ i32 whole_cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80C
     const bool is_half = are_tenths(2 * size * row_tiles, gpu, 9);
     const bool is_all = are_tenths(size * row_tiles, gpu, 9);
     const bool are_narrow = config.words(max(config.d_qk, config.d_v)) <= 64;
-    const bool wants_all = config.is_quantised() || (config.paged && are_narrow);
+    const bool wants_all =
+        config.is_quantised() || config.in_warpgroups() || (config.paged && are_narrow);
     const bool takes = is_all || (is_half && !wants_all) || bytes <= kFewBytes;
     return takes ? static_cast<i32>(size) : 1;
   }
@@ -79,7 +105,7 @@ i32 whole_cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80C
 }
 
 // Of clusters that divide the keys as blocks do: so large that a row tile has few parts; one or two
-// for each where lengths differ. Pages want all multiprocessors.
+// for each where lengths differ. Pages and warpgroups want all multiprocessors.
 i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
   constexpr i64 kFewRowTiles = 8;
   if (config.is_quantised()) return 1;
@@ -89,14 +115,16 @@ i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config&
     const bool are_few = row_tiles < kFewRowTiles && at_once <= kMostParts * row_tiles;
     const bool is_one_each = row_tiles <= at_once && are_tenths(size * row_tiles, gpu, 9);
     const bool is_half = row_tiles <= at_once && 2 * row_tiles >= at_once * 9 / 10 && size < 8;
-    if (are_few || is_one_each || (is_half && !config.paged)) return static_cast<i32>(size);
+    const bool may_be_half = !config.paged && !config.in_warpgroups();
+    if (are_few || is_one_each || (is_half && may_be_half)) return static_cast<i32>(size);
   }
   return 1;
 }
 
 void set_cluster(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
   const bool may_be_in_clusters =
-      gpu.compute_capability == 90 && (config.row_warps == 1 || config.transposed) &&
+      gpu.compute_capability == 90 &&
+      (config.row_warps == 1 || config.transposed || config.in_warpgroups()) &&
       problem.may_plan_by_lengths() && decode_row_tiles(problem, config) == 1;
   if (!may_be_in_clusters || heads_of_sequences(problem, config) == 0) return;
   DecodeSm80Config together = config;
@@ -143,14 +171,17 @@ bool may_have_warps_apart(const DecodeSm80Config& config, const Problem& problem
          problem.heads_kv % 2 == 0 && problem.may_plan_by_lengths() && are_tenths(pairs, gpu, 7);
 }
 
-// By the most rows that a request of the batch may have; 16 where bits may not depend on the batch.
-// As columns 8, beyond 128 dims 16, by two warps: O of 16 rows takes half of the registers there.
+// By the most rows that a request of the batch may have. As columns 8, beyond 128 dims 16, by two
+// warps, unless bits may not depend on the batch: O of 16 rows takes half of the registers there.
 void set_rows(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu) {
   const bool is_wide = max(config.d_qk, config.d_v) > 128;
   const bool may_grow = problem.may_plan_by_lengths();
   config.transposed = decode_rows(problem) <= (is_wide && may_grow ? 16 : 8);
-  const i64 tiles = may_grow ? ceil_div(decode_rows(problem), config.rows_of_warp()) : 1;
-  config.row_warps = tiles <= 1 ? 1 : tiles <= 2 ? 2 : 4;
+  const i64 tiles = ceil_div(decode_rows(problem), config.rows_of_warp());
+  config.row_warps = tiles <= 1                              ? 1
+                     : tiles <= 2 && !config.in_warpgroups() ? 2
+                     : tiles <= 4                            ? 4
+                                                             : 8;
   if (may_be_together(config, problem)) set_heads(config, problem, gpu);
   const bool is_narrow = config.words(max(config.d_qk, config.d_v)) <= 64 || config.is_quantised();
   config.kv_rows = config.row_warps == 4 || is_narrow ? 32 : 16;
@@ -163,6 +194,7 @@ bool takes_shape(DecodeSm80Config& config, const DecodeShape& shape, const Gpu& 
   shaped.splits = max(1, shape.splits / config.row_warps);
   shaped.stages = shape.stages;
   if (shape.kv_rows != 0) shaped.kv_rows = shape.kv_rows;
+  shaped.box_rows = min(shaped.box_rows, shaped.kv_rows);
   if (!fits(shaped, gpu)) return false;
   config = shaped;
   return true;
@@ -175,6 +207,16 @@ void set_shape(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu)
   const bool is_one_warp = config.row_warps == 1;
   const auto takes = [&](const DecodeShape& shape) { return takes_shape(config, shape, gpu); };
   bool is_set = false;
+  if (config.in_warpgroups()) {  // in a cluster, if a shape leaves room for what it exchanges
+    const DecodeSm80Config before = config;
+    for (const DecodeShape& shape : kWarpgroupShapes) {
+      if (takes(shape)) set_cluster(config, problem, gpu);
+      if (config.cluster > 1) return;
+    }
+    config = before;
+    for (const DecodeShape& shape : kWarpgroupShapes) is_set = is_set || takes(shape);
+    return;
+  }
   if (config.is_quantised()) {
     if (is_one_warp && takes(kShapes[0])) {
       set_cluster(config, problem, gpu);
@@ -241,6 +283,7 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   config.converts = config.quantised == DType::kFloat8E4M3 && gpu.compute_capability >= 89;
   config.one_query = problem.max_q == 1 && !problem.packed.q;
   config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);
+  config.box_rows = box_rows(problem, gpu);
   config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
   config.d_v = rounded_up(problem.dim_v, config.dim_unit());
   set_rows(config, problem, gpu);

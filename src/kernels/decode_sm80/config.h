@@ -24,7 +24,7 @@ struct DecodeSm80Config {
   i32 heads = 1;
   i32 row_warps = 1;  // warps that share keys, each with 16 query rows of a row tile
   i32 splits = 8;     // of a block's keys: each has row_warps warps and a ring of its own
-  i32 kv_rows = 16;   // keys that a split takes at a time, at most 32
+  i32 kv_rows = 16;   // keys that a split takes at a time, at most 32; in boxes 128
   i32 stages = 2;     // of a ring of K and V in shared memory
   i32 min_blocks = 1;
   // Blocks that take a block of keys together, each with splits of its own, and add their results
@@ -33,6 +33,11 @@ struct DecodeSm80Config {
   bool whole = false;  // as many workers as heads of k and v in all sequences, each has one whole
   bool one_query = false;   // a row tile has one query row of every head of a group
   bool transposed = false;  // row warps have 8 rows, which are the columns of products
+  // Every four row warps are a warpgroup, whose products of 64 rows are Hopper's: tensor cores read
+  // keys, values and queries in shared memory. The copy engine brings keys and values in boxes of
+  // 64 dims by so many rows, which divide kv_rows and, of pools, a page; head dims are multiples
+  // of 64. 0: warps by themselves.
+  i32 box_rows = 0;
   // Of a chunk of keys, which is what workers divide; chunks begin at multiples of it. More than
   // one: each makes a part of its own, whoever has it, and bits depend on nothing but the request.
   // One: a worker's keys of a row tile make one part.
@@ -68,7 +73,9 @@ struct DecodeSm80Config {
   constexpr i32 words(i32 dims) const { return heads * dims * kv_bytes() / 2; }
   // Elements of 16 bytes, dims that a fragment of a tile has: d_qk and d_v are multiples of it.
   constexpr i32 vector() const { return 16 / kv_bytes(); }
-  constexpr i32 dim_unit() const { return is_quantised() ? 32 : 16; }
+  constexpr bool in_warpgroups() const { return box_rows != 0; }
+  static constexpr i32 box_dims() { return 64; }
+  constexpr i32 dim_unit() const { return in_warpgroups() ? box_dims() : is_quantised() ? 32 : 16; }
 
   // Whether keys may lie, or rows stand, where only arrays of caches say.
   constexpr bool caches() const { return ragged || paged || placed || tree; }
@@ -90,9 +97,10 @@ struct DecodeSm80Config {
   constexpr i32 most_slices() const { return (rows() * row_slices() + cluster - 1) / cluster; }
   static constexpr i32 slice_bytes() { return 32 * 4 + 16; }  // then maximum and sum of the row
 
-  // Shared memory, in this order: the rings; O of every split at the end of a row tile; their
-  // maxima and sums; words of the whole block; in a cluster an mbarrier, and this block's slices as
-  // every block has them. A stage: K, V, and the scales of both.
+  // Shared memory, in this order: the rings; of every split Q, in a warpgroup, and at the end of a
+  // row tile O in its place; their maxima and sums; words of the whole block; in a cluster an
+  // mbarrier, and this block's slices as every block has them; of boxes two mbarriers for every
+  // stage. A stage: K, V, and the scales of both.
   constexpr i32 k_bytes() const { return kv_rows * 2 * words(d_qk); }
   constexpr i32 scales_at() const { return kv_rows * 2 * words(d_qk + d_v); }
   constexpr i32 stage_bytes() const { return scales_at() + (scaled ? kv_rows * 8 : 0); }
@@ -100,13 +108,20 @@ struct DecodeSm80Config {
   // Floats; the rows that lanes store together begin 8 banks apart.
   constexpr i32 exchange_row() const { return d_v + (transposed ? 4 : 8); }
   constexpr i32 exchange_at() const { return splits * ring_bytes(); }
-  constexpr i32 states_at() const { return exchange_at() + splits * rows() * exchange_row() * 4; }
+  constexpr i32 exchange_bytes() const {  // of a split
+    const i32 of_o = rows() * exchange_row() * 4;
+    return in_warpgroups() ? max(of_o, rows() * 2 * d_qk) : of_o;
+  }
+  constexpr i32 states_at() const { return exchange_at() + splits * exchange_bytes(); }
   constexpr i32 words_at() const { return states_at() + splits * rows() * 8; }
   static constexpr i32 num_words() { return 36; }
   constexpr i32 barrier_at() const { return words_at() + num_words() * 4; }
   constexpr i32 slices_at() const { return barrier_at() + 16; }
-  constexpr i32 shared_bytes() const {
+  constexpr i32 landed_at() const {
     return cluster == 1 ? barrier_at() : slices_at() + cluster * most_slices() * slice_bytes();
+  }
+  constexpr i32 shared_bytes() const {
+    return landed_at() + (in_warpgroups() ? splits * stages * 16 : 0);
   }
 
   // A partial result in the workspace: of each row O, then maximum and sum, once for each slice.
@@ -133,6 +148,7 @@ constexpr void for_each_field(const DecodeSm80Config& config, Each each) {
   each("whole", config.whole);
   each("one_query", config.one_query);
   each("transposed", config.transposed);
+  each("box_rows", config.box_rows);
   each("chunk_blocks", config.chunk_blocks);
   each("ragged", config.ragged);
   each("paged", config.paged);
@@ -162,6 +178,8 @@ struct DecodeSm80Params {
   ScoreUnit unit;  // of scores, before the softmax
   // Blocks for each row tile where another kernel has chunks of prompts beside; of config.mixed.
   i32 workers_beside;
+  // Of boxes: dims (d, row, head, sequence), or, of pools, (d, row of the page, head, page).
+  TensorMap k_map, v_map;
 };
 
 // How chunks of keys (of one block of keys, or more) are divided among the workers that there are

@@ -1,38 +1,31 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A warp's softmax and O over the keys of its split: S = Q K^T, P = exp(S - max), O += P V, with Q,
-// P and O in registers. A warp waits for the other warps of its split alone.
+// A warp's softmax and O over the keys of its split: S = Q K^T, P = exp(S - max), O += P V, with P
+// and O in registers. A warp waits for the other warps of its split alone.
 #pragma once
 
 #include "kernels/common/fast_score_mod.cuh"
-#include "kernels/decode_sm80/operands.cuh"
+#include "kernels/decode_sm80/products.cuh"
 
 namespace fulmen {
 
 template <DecodeSm80Config kConfig>
 struct DecodeConsumerSm80 {
   using Layout = DecodeLayout<kConfig>;
-  using Producer = DecodeProducerSm80<kConfig>;
-  static constexpr bool kTransposed = Layout::kTransposed;
-  static constexpr i32 kHeads = kConfig.heads_of_warp();
-  static constexpr i32 kFloats = Layout::kFloats, kOFloats = Layout::kOFloats;
-  static constexpr DType kProducts = Layout::kProducts;
+  static constexpr i32 kFloats = Layout::kFloats;
 
   const DecodeSm80Params& params;
-  float O[kOFloats];
-  DecodeQueries<kConfig> Q;
+  typename DecodeProductsKind<kConfig>::Type products;
   float maximum[2], sum[2];  // of this lane's two rows; sum: of this lane's keys alone
   float v_unit[2];           // of O, powers of two
   float alibi[2];
   i32 position[2];
-  i32 head[2];  // of k and v, in the row tile
   Keys visible[2];
   i64 tree[2];
   DecodeSequence sequence;
   Keys full;    // keys that all rows of the tile see
   bool is_bad;  // a key has no page
-  u32 lost;     // NaN of e4m3, under kLostBits
 
   float row_sum(i32 h) const {
     return Layout::over_row(sum[h], [](float x, float y) { return x + y; });
@@ -41,12 +34,8 @@ struct DecodeConsumerSm80 {
   void start(const RowTile<kConfig>& tile) {
     const AttentionParams& p = params.attention;
     const SequenceShape& shape = tile.sequence.shape;
-    // By index: with iterators over more than 64 floats NVRTC 13.0 keeps O in memory.
-#pragma unroll
-    for (i32 f = 0; f < kOFloats; ++f) O[f] = 0;
     sequence = tile.sequence;
     is_bad = false;
-    lost = 0;
     const i32 last = min(tile.query_of(tile.num_rows() - 1), shape.q_len - 1);
     full = seen_keys<kConfig>(p, sequence, tile.query_of(0), last).all;
 #pragma unroll
@@ -54,7 +43,6 @@ struct DecodeConsumerSm80 {
       const i32 row = Layout::row_of(h);
       const i32 i = tile.query_of(row);
       const bool counts = tile.counts(row);
-      if constexpr (kHeads > 1) head[h] = tile.kv_head_of(row);
       maximum[h] = -kInfinity<float>;
       sum[h] = 0;
       v_unit[h] = kConfig.scaled ? __builtin_bit_cast(float, kSmallestPower) : 1;
@@ -71,31 +59,7 @@ struct DecodeConsumerSm80 {
         alibi[h] = counts ? load_real_called<float>(p.alibi_slopes, slope) * kLog2E<float> : 0;
       }
     }
-    Q.load(tile);
-  }
-
-  // S = Q K^T
-  void multiply_q_k(float (&S)[kFloats], const typename Producer::KTile& k) {
-#pragma unroll
-    for (float& s : S) s = 0;
-    if constexpr (kConfig.is_quantised()) return multiply_bytes(S, right_rows(k));
-    const auto keys = Layout::rows_of_keys(k);
-    if constexpr (kHeads > 1) return multiply_heads(S, keys);
-    const i32 first = Layout::own_pair(kConfig.d_qk);
-#pragma unroll
-    for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
-#pragma unroll
-      for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
-        const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(first + step, 16 * n));
-        if constexpr (kTransposed) {
-          ptx::mma_m16n8k16<kProducts>(&S[4 * n], b.word, Q.fragment[step].word[0],
-                                       Q.fragment[step].word[2]);
-        } else {
-          ptx::mma_m16n8k16<kProducts>(&S[8 * n], Q.fragment[step].word, b.word[0], b.word[1]);
-          ptx::mma_m16n8k16<kProducts>(&S[8 * n + 4], Q.fragment[step].word, b.word[2], b.word[3]);
-        }
-      }
-    }
+    products.start(tile);
   }
 
   // S becomes exp(S - maximum); its keys begin with `first`.
@@ -120,7 +84,7 @@ struct DecodeConsumerSm80 {
 
   // What the maximum of this lane's row of half h is in.
   float row_unit(i32 h) const {
-    return kConfig.narrows_q() && !kConfig.scales_scores() ? Q.unit[h] : 1;
+    return kConfig.narrows_q() && !kConfig.scales_scores() ? products.unit(h) : 1;
   }
 
   // Columns of S by the scales of their keys.
@@ -148,37 +112,17 @@ struct DecodeConsumerSm80 {
     for (i32 f = 0; f < kFloats; ++f) P[f] *= factors[Layout::half_of(f)];
   }
 
-  // O += P V, P in S
-  void multiply_p_v(const float (&S)[kFloats], const typename Producer::VTile& v) {
-    const auto values = Layout::columns_of_values(v);
-    const i32 first = Layout::own_pair(kConfig.d_v);
-#pragma unroll
-    for (i32 k = 0; k < kConfig.kv_rows / 16; ++k) {
-      const ptx::U32x4 P = Layout::weights(&S[k * kFloats * 16 / kConfig.kv_rows]);
-#pragma unroll
-      for (i32 n = 0; n < kHeads * kConfig.d_v * kConfig.kv_bytes() / 32; ++n) {
-        const ptx::U32x4 b = ptx::ldmatrix_x4_trans(values.at(first + n, 16 * k));
-        if constexpr (kConfig.is_quantised()) {
-          multiply_bytes(&O[n * kOFloats * 32 / kConfig.d_v], P, b);
-        } else if constexpr (kTransposed) {
-          ptx::mma_m16n8k16<kProducts>(&O[4 * n], b.word, P.word[0], P.word[1]);
-        } else {
-          ptx::mma_m16n8k16<kProducts>(&O[8 * n], P.word, b.word[0], b.word[1]);
-          ptx::mma_m16n8k16<kProducts>(&O[8 * n + 4], P.word, b.word[2], b.word[3]);
-        }
-      }
-    }
-  }
-
   // Calls store(dim, x, y) for neighbouring dims of O of this lane's row of half h, or transposed
   // store(dim, x) for one, but for bytes: there two dims lie in one number.
   template <class Store>
   void each_dim(i32 h, const Store& store) const {
-    if constexpr (kTransposed) {
+    const auto& O = products.O;
+    if constexpr (Layout::kTransposed) {
       const i32 lane = static_cast<i32>(lane_index() / 4);
 #pragma unroll
       for (i32 n = 0; n < kConfig.d_v / 16; ++n) {
-        const float x = own_O(4 * n + h, h), y = own_O(4 * n + h + 2, h);
+        const float x = products.own_O(4 * n + h, h);
+        const float y = products.own_O(4 * n + h + 2, h);
         if constexpr (kConfig.is_quantised()) {
           store(16 * n + 2 * lane, x, y);
         } else {
@@ -205,95 +149,6 @@ struct DecodeConsumerSm80 {
   }
 
  private:
-  // S = Q K^T of each head of k and v, of which a column keeps that of its row's head.
-  template <class Rows>
-  void multiply_heads(float (&S)[kFloats], const Rows& keys) {
-    float S_of[kHeads][kFloats]{};
-#pragma unroll
-    for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
-#pragma unroll
-      for (i32 of = 0; of < kHeads; ++of) {
-#pragma unroll
-        for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
-          const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(of * kConfig.d_qk / 16 + step, 16 * n));
-          ptx::mma_m16n8k16<kProducts>(&S_of[of][4 * n], b.word, Q.fragment[step].word[0],
-                                       Q.fragment[step].word[2]);
-        }
-      }
-    }
-#pragma unroll
-    for (i32 f = 0; f < kFloats; ++f) {
-      float own = S_of[0][f];
-#pragma unroll
-      for (i32 of = 1; of < kHeads; ++of)
-        own = chosen(head[Layout::half_of(f)] == of, S_of[of][f], own);
-      S[f] = own;
-    }
-  }
-  // By value: where an address is chosen NVRTC 13.0 keeps all in memory.
-  static float chosen(bool is_first, float x, float y) { return is_first ? x : y; }
-  // Float f of O of the row of half h: of the dims of its own head.
-  float own_O(i32 f, i32 h) const {
-    float own = O[f];
-#pragma unroll
-    for (i32 of = 1; of < kHeads; ++of)
-      own = chosen(head[h] == of, O[f + of * kOFloats / kHeads], own);
-    return own;
-  }
-
-  template <BytePairs kPairs>
-  WidenedPairs widened(u32 bytes) {
-    if constexpr (kConfig.loses_nan()) lost |= lost_e4m3(bytes);
-    return widen_bytes<kConfig.kv_dtype(), kPairs, kConfig.converts>(bytes);
-  }
-
-  // S = Q K^T of bytes. A matrix of ldmatrix has 8 keys and 16 dims, of which a lane gets four
-  // neighbours: two pairs are what it has in a fragment, see DecodeQueries.
-  template <class Rows>
-  void multiply_bytes(float (&S)[kFloats], const Rows& keys) {
-#pragma unroll
-    for (i32 step = 0; step < kConfig.d_qk / 32; ++step) {
-#pragma unroll
-      for (i32 n = 0; n < kConfig.kv_rows / 16; ++n) {
-        const ptx::U32x4 b = ptx::ldmatrix_x4(keys.at(step, 16 * n));
-        if constexpr (kTransposed) {
-#pragma unroll
-          for (i32 i = 0; i < 2; ++i) {
-            const WidenedPairs upper = widened<BytePairs::kNeighbours>(b.word[i]);
-            const WidenedPairs lower = widened<BytePairs::kNeighbours>(b.word[i + 2]);
-            const u32 k[] = {upper.first, lower.first, upper.second, lower.second};
-            const ptx::U32x4& q = Q.fragment[2 * step + i];
-            ptx::mma_m16n8k16<kProducts>(&S[4 * n], k, q.word[0], q.word[2]);
-          }
-          continue;
-        }
-#pragma unroll
-        for (i32 i = 0; i < 4; ++i) {
-          const WidenedPairs k = widened<BytePairs::kNeighbours>(b.word[i]);
-          ptx::mma_m16n8k16<kProducts>(&S[8 * n + i / 2 * 4], Q.fragment[2 * step + i % 2].word,
-                                       k.first, k.second);
-        }
-      }
-    }
-  }
-
-  // O += P V over 16 keys and 32 dims of bytes. Transposed as if neighbouring dims were one number,
-  // the even dims and the odd dims of 16 are the columns of two fragments.
-  void multiply_bytes(float* sums, const ptx::U32x4& P, const ptx::U32x4& b) {
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-      const WidenedPairs upper = widened<BytePairs::kAlternate>(b.word[2 * half]);
-      const WidenedPairs lower = widened<BytePairs::kAlternate>(b.word[2 * half + 1]);
-      if constexpr (kTransposed) {
-        const u32 v[] = {upper.first, upper.second, lower.first, lower.second};
-        ptx::mma_m16n8k16<kProducts>(sums + 4 * half, v, P.word[0], P.word[1]);
-      } else {
-        ptx::mma_m16n8k16<kProducts>(sums + 8 * half, P.word, upper.first, lower.first);
-        ptx::mma_m16n8k16<kProducts>(sums + 8 * half + 4, P.word, upper.second, lower.second);
-      }
-    }
-  }
-
   bool leaves_unit(float product, i32 h) const { return product >= 0x1p15f * v_unit[h]; }
   // All lanes of a warp. A weight of 1 and a scale leave room for weights that exceed it.
   void follow_products(const float (&top)[2]) {
@@ -314,8 +169,8 @@ struct DecodeConsumerSm80 {
       v_unit[h] = now;
     }
 #pragma unroll
-    for (i32 f = 0; f < kOFloats; ++f) {
-      if (Layout::half_of(f) == h) O[f] *= factor;
+    for (i32 f = 0; f < Layout::kOFloats; ++f) {
+      if (Layout::half_of(f) == h) products.O[f] *= factor;
     }
   }
 
@@ -328,7 +183,7 @@ struct DecodeConsumerSm80 {
 #pragma unroll
     for (i32 f = 0; f < kFloats; ++f) {
       const i32 h = Layout::half_of(f);
-      if constexpr (kConfig.narrows_q()) S[f] *= Q.unit[h];
+      if constexpr (kConfig.narrows_q()) S[f] *= products.unit(h);
       S[f] = kConfig.score.score_mod ? modified_log2(mod, S[f]) : S[f] * scale;
       if constexpr (kConfig.score.alibi) {
         S[f] += alibi_bias(alibi[h], position[h], position_of_key(Layout::column(first, f)));

@@ -92,8 +92,7 @@ struct DecodeSm80 {
   // Chunks [begin, end), from the cursor on, in a row tile whose first chunk is `tile_begin`.
   void attend(const KeyShares& shares, KeyCursor<kConfig>& cursor, i32 begin, i32 end,
               i32 tile_begin) {
-    const u32 ring_at = shared + Split<kConfig>::number() * kConfig.ring_bytes();
-    DecodeProducerSm80<kConfig> ring(cursor, ring_at, end - begin);
+    DecodeProducerSm80<kConfig> ring(params, cursor, shared, end - begin);
 #pragma unroll 1
     for (i32 stage = 0; stage < kConfig.stages; ++stage) {  // once in the text, which is fetched
       ring.fetch_k(stage);
@@ -107,16 +106,16 @@ struct DecodeSm80 {
 #pragma unroll 1
     for (i32 chunk = begin;;) {
       float S[DecodeConsumerSm80<kConfig>::kFloats];
-      wait_for_oldest();  // cp.async -> K
+      ring.wait_for_k(stage);
       consumer.is_bad |= ring.is_bad(stage);
-      consumer.multiply_q_k(S, ring.k_tile(stage));
+      consumer.products.multiply_q_k(S, ring.k_tile(stage));
       if constexpr (kConfig.scaled) consumer.scale(S, ring.k_scales(stage));
       Split<kConfig>::sync();  // K was read
       ring.fetch_k(stage);
       consumer.softmax(S, cursor.first_key(Split<kConfig>::of_keys()));
-      wait_for_oldest();  // cp.async -> V
+      ring.wait_for_v(stage, cursor);
       if constexpr (kConfig.scaled) consumer.scale_weights(S, ring.v_scales(stage));
-      consumer.multiply_p_v(S, ring.v_tile(stage));
+      consumer.products.multiply_p_v(S, ring.v_tile(stage));
       Split<kConfig>::sync();  // V was read
       ring.fetch_v(stage);
       stage = stage + 1 == kConfig.stages ? 0 : stage + 1;
@@ -147,12 +146,6 @@ struct DecodeSm80 {
     const i32 tile_last = tile_begin + cursor.blocks.num_chunks() - 1;
     if constexpr (kConfig.has_chunks()) return {chunk, tile_begin, tile_last};
     return {worker(), shares.owner(tile_begin), shares.owner(tile_last)};
-  }
-
-  // The split's copies of one tile, of those that are under way the first to begin.
-  static void wait_for_oldest() {
-    ptx::cp_async_wait<2 * kConfig.stages - 1>();
-    Split<kConfig>::sync();
   }
 };
 

@@ -69,22 +69,42 @@ struct DecodeEpilogueSm80 {
     const bool is_whole = parts.first == parts.last;
     if (!is_whole) store_part(tile, parts);
     if (is_whole || (parts.brought > 0 && arrives_last(parts))) {
-      for_each_own_quad(tile, [&](i32 row, i32 quad) {
-        result.store(row, quad, is_whole ? own(tile, row, quad) : of_parts(row, quad, parts));
+      for_each_own_quads<kTogether>(tile, [&](const Quads& quads) {
+        DecodePartial totals[kTogether];
+        if (!is_whole) add_parts(totals, quads, parts);
+#pragma unroll
+        for (i32 q = 0; q < kTogether; ++q) {
+          const auto& [row, quad, is_there] = quads[q];
+          const DecodePartial x = is_whole ? own(tile, row, quad) : totals[q];
+          result.store(quads[q].stored_row(), quad, x);
+        }
       });
     }
   }
 
-  // Before the next row tile: O, maxima and sums were read.
+  // Before the next row tile: O, maxima and sums were read. In a cluster its blocks wait for that
+  // before they exchange the next; Q of a warpgroup takes the place of O at once.
   void release() const {
-    if constexpr (kInCluster) {
-      ptx::cluster_arrive();
-    } else {
-      ptx::block_sync();
-    }
+    if constexpr (kInCluster) ptx::cluster_arrive();
+    if constexpr (!kInCluster || kConfig.in_warpgroups()) ptx::block_sync();
   }
 
  private:
+  // Of a row tile: a row, and four dims of it. Of lanes behind the last it is the last again, and
+  // is not to be stored.
+  struct Quad {
+    i32 row;
+    i32 number;
+    bool is_there;
+
+    constexpr i32 stored_row() const { return is_there ? row : kRows; }
+  };
+  // Quads that a thread adds up at the same time, and parts of each that it reads: so many loads
+  // are under way, of few parts too where there are many rows.
+  static constexpr i32 kTogether = kRows > 16 ? 4 : 1;
+  static constexpr i32 kAtOnce = 16 / kTogether;
+  using Quads = Quad[kTogether];
+
   // Of all row tiles.
   i64 index_of(i32 part) const { return i64{part} * params.row_tiles + row_tile; }
   // Blocks of a cluster count the parts of their own slices.
@@ -125,51 +145,65 @@ struct DecodeEpilogueSm80 {
     });
   }
 
-  // Four dims of a row over the keys of all parts.
-  DecodePartial of_parts(i32 row, i32 quad, const DecodeParts& numbers) const {
-    constexpr i32 kAtOnce = 16;
+  // Quads over the keys of all parts.
+  void add_parts(DecodePartial (&totals)[kTogether], const Quads& quads,
+                 const DecodeParts& numbers) const {
     const i32 first = numbers.first, last = numbers.last;
-    const float log2s = params.unit.log2s;
-    const i32 at = min(row, kRows - 1) * kConfig.part_row();
-    const i32 dim = min(4 * quad, kConfig.d_v - 4);
-    const i32 state = state_in_part(quad);
-    DecodePartial total;
 #pragma unroll 1
     for (i32 begin = first; begin <= last; begin += kAtOnce) {
-      DecodePartial parts[kAtOnce + 1];
+      DecodePartial parts[kTogether][kAtOnce + 1];
 #pragma unroll
       for (i32 i = 0; i < kAtOnce; ++i) {  // those behind the last: the last again, with weight 0
         const i32 from = min(begin + i, last);
-        const float* const part = part_of(from, from == first) + at;
-        const ptx::F32x4 o = ptx::load_l2_x4(part + dim);
-        const float maximum = ptx::load_l2(part + state);
-        parts[i] = {begin + i <= last ? maximum : -kInfinity<float>,
-                    ptx::load_l2(part + state + 1),
-                    {o.word[0], o.word[1], o.word[2], o.word[3]}};
+        const float* const part = part_of(from, from == first);
+#pragma unroll
+        for (i32 q = 0; q < kTogether; ++q) {
+          const float* const row = part + quads[q].row * kConfig.part_row();
+          const ptx::F32x4 o = ptx::load_l2_x4(row + min(4 * quads[q].number, kConfig.d_v - 4));
+          const ptx::F32x2 state = ptx::load_l2_x2(row + state_in_part(quads[q].number));
+          parts[q][i] = {begin + i <= last ? state.word[0] : -kInfinity<float>,
+                         state.word[1],
+                         {o.word[0], o.word[1], o.word[2], o.word[3]}};
+        }
       }
-      parts[kAtOnce] = total;
-      total = sum_of(parts, log2s);
+#pragma unroll
+      for (i32 q = 0; q < kTogether; ++q) {
+        parts[q][kAtOnce] = totals[q];
+        totals[q] = sum_of(parts[q], params.unit.log2s);
+      }
     }
-    return total;
   }
 
-  // Calls action(row, quad) for all quads of every `step`-th slice from `first` on, of all rows;
-  // whole warps together, so that some rows are beyond the tile's.
-  template <class Action>
-  static void for_each_quad(const RowTile<kConfig>& tile, i32 first, i32 step,
-                            const Action& action) {
+  // Calls action(quads) for all quads of every `step`-th slice from `first` on, of all rows, some
+  // at a time; whole warps together.
+  template <i32 kCount, class Action>
+  static void for_each_quads(const RowTile<kConfig>& tile, i32 first, i32 step,
+                             const Action& action) {
     const i32 count = (num_slices(tile) - first + step - 1) / step;
 #pragma unroll 1
     for (i32 n = static_cast<i32>(ptx::thread_index());
-         n - static_cast<i32>(lane_index()) < 8 * count; n += kConfig.threads()) {
-      const i32 slice = first + n / 8 * step;
-      action(slice / kConfig.row_slices(), slice % kConfig.row_slices() * 8 + n % 8);
+         n - static_cast<i32>(lane_index()) < 8 * count; n += kCount * kConfig.threads()) {
+      Quad quads[kCount];
+#pragma unroll
+      for (i32 q = 0; q < kCount; ++q) {
+        const i32 at = n + q * kConfig.threads();
+        const i32 slice = first + min(at / 8, count - 1) * step;
+        quads[q] = {slice / kConfig.row_slices(), slice % kConfig.row_slices() * 8 + at % 8,
+                    at / 8 < count};
+      }
+      action(quads);
     }
   }
   // Those that this block adds up: slices are dealt to the blocks of the cluster in turn.
+  template <i32 kCount, class Action>
+  static void for_each_own_quads(const RowTile<kConfig>& tile, const Action& action) {
+    for_each_quads<kCount>(tile, cluster_rank<kConfig>(), kConfig.cluster, action);
+  }
+  // One by one; rows that are none are the tile's kRows.
   template <class Action>
   static void for_each_own_quad(const RowTile<kConfig>& tile, const Action& action) {
-    for_each_quad(tile, cluster_rank<kConfig>(), kConfig.cluster, action);
+    for_each_own_quads<1>(
+        tile, [&](const Quad(&quads)[1]) { action(quads[0].stored_row(), quads[0].number); });
   }
   static i32 num_slices(const RowTile<kConfig>& tile) {
     return tile.num_rows() * kConfig.row_slices();
@@ -206,8 +240,9 @@ struct DecodeEpilogueSm80 {
       const i32 slices = kConfig.cluster * num_own_slices(tile);
       ptx::mbarrier_arrive_expect(arrived(), static_cast<u32>(slices * kConfig.slice_bytes()));
     }
-    for_each_quad(tile, 0, 1, [&](i32 row, i32 quad) {
-      if (row >= tile.num_rows()) return;
+    for_each_quads<1>(tile, 0, 1, [&](const Quad(&quads)[1]) {
+      const auto& [row, quad, is_there] = quads[0];
+      if (!is_there) return;
       const i32 slice = slice_number(row, quad);
       const u32 to = static_cast<u32>(slice % kConfig.cluster);
       const u32 full = ptx::map_shared(arrived(), to);
@@ -224,7 +259,8 @@ struct DecodeEpilogueSm80 {
   static ptx::U32x4 as_words(const ptx::F32x4& x) { return __builtin_bit_cast(ptx::U32x4, x); }
 
   u32 exchange_row(i32 split, i32 row) const {
-    return shared + kConfig.exchange_at() + (split * kRows + row) * kConfig.exchange_row() * 4;
+    return shared + kConfig.exchange_at() + split * kConfig.exchange_bytes() +
+           row * kConfig.exchange_row() * 4;
   }
   u32 state_of(i32 split, i32 row) const {
     return shared + kConfig.states_at() + (split * kRows + row) * 8;
@@ -239,7 +275,7 @@ struct DecodeEpilogueSm80 {
   // Every warp puts its O, maxima and sums into shared memory.
   void exchange(DecodeConsumerSm80<kConfig>& consumer, i32 num_rows) const {
     const i32 split = Split<kConfig>::number();
-    const bool is_lost = ptx::any((consumer.lost & kLostBits) != 0);
+    const bool is_lost = consumer.products.has_lost();
     constexpr float kWeightUnit = 1.f / (1 << kConfig.weight_log2());
     float sums[2];
 #pragma unroll

@@ -1,156 +1,114 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The copies of a split's keys and values into its ring, by cp.async of its own warps.
+// The copies of a split's keys and values into its ring: by cp.async of its own warps, or in boxes
+// that warpgroups ask the copy engine for.
 #pragma once
 
-#include "kernels/decode_sm80/scheduler.cuh"
+#include "kernels/common/products_sm90.cuh"
+#include "kernels/decode_sm80/key_rows.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/tma.cuh"
 
 namespace fulmen {
 
-// Which of the splits of a block, and who is in it.
+// The boxes of a split, which Hopper's copy engine brings, and the barriers that tell when the
+// tiles of its ring have landed. Copies of 16 bytes by the warps themselves would have to have
+// landed, all of them, at each fence before tensor cores read some.
 template <DecodeSm80Config kConfig>
-struct Split {
-  static i32 number() { return static_cast<i32>(warp_index()) / kConfig.row_warps; }
-  // Of those of all blocks of the cluster.
-  static i32 of_keys() { return cluster_rank<kConfig>() * kConfig.splits + number(); }
-  static i32 row_warp() { return static_cast<i32>(warp_index()) % kConfig.row_warps; }
-  static i32 thread() { return static_cast<i32>(ptx::thread_index()) % kConfig.split_threads(); }
-  static void sync() {
-    if constexpr (kConfig.row_warps == 1) {
-      ptx::warp_sync();
-    } else {
-      ptx::bar_sync(1 + static_cast<u32>(number()), kConfig.split_threads());
+class BoxCopies {
+ public:
+  using Tile = OperandTile<kConfig.kv_rows, true>;
+
+  // barriers: in shared memory, one a tile of the ring. All threads of the split together.
+  explicit BoxCopies(u32 barriers) : barriers_(barriers) {
+    if constexpr (!kConfig.in_warpgroups()) return;
+    if (Split<kConfig>::thread() == 0) {
+#pragma unroll
+      for (i32 tile = 0; tile < 2 * kConfig.stages; ++tile) ptx::mbarrier_init(barrier(tile), 1);
+      ptx::fence_mbarrier_init();
+    }
+    Split<kConfig>::sync();  // thread 0 -> barriers
+  }
+
+  // Asks for tile number `tile` of the ring, of `kDims` dims, at the cursor's block: every box by
+  // the first lane that has found its first row. Boxes that hold no keys come as zeros, from rows
+  // that there are not.
+  template <i32 kDims, class Rows>
+  void ask(i32 tile, const Tile& to, const TensorMap& map, const KeyCursor<kConfig>& cursor,
+           const Rows& rows) const {
+    constexpr i32 kNowhere = 1 << 30;
+    if (Split<kConfig>::row_warp() != 0) return;
+    const i32 lane = static_cast<i32>(lane_index()), row = own_row<kConfig>();
+    if (lane == 0) ptx::mbarrier_arrive_expect(barrier(tile), kConfig.kv_rows * kDims * 2);
+    if (lane * kConfig.kv_rows / 32 != row) return;
+    const KeyRow own = rows.own(cursor);
+    const bool has_keys = !rows.is_bad() && cursor.blocks.keys.meets(own_keys(cursor));
+#pragma unroll
+    for (i32 d = 0; d < kDims; d += kConfig.box_dims()) {
+      ptx::tma_load(to.unit(static_cast<u32>(row), static_cast<u32>(d / 8)), map, barrier(tile), d,
+                    has_keys ? static_cast<i32>(own.row) : kNowhere, cursor.kv_head,
+                    static_cast<i32>(own.batch));
     }
   }
-};
 
-// Of the rows that a split takes at a time, the one whose page, and whose scales, a lane finds.
-template <DecodeSm80Config kConfig>
-i32 own_row() {
-  return static_cast<i32>(lane_index()) % kConfig.kv_rows;
-}
+  // All threads of the split: once the tile has landed.
+  void wait(i32 tile) {
+    ptx::mbarrier_wait(barrier(tile), parities_ >> tile & 1);
+    parities_ ^= 1u << tile;
+  }
 
-// Where the rows of K and V are that a thread copies, one behind the other in k and v.
-template <DecodeSm80Config kConfig>
-class ContiguousRows {
- public:
-  void enter(const KeyCursor<kConfig>& cursor) {
-    const AttentionParams& p = *cursor.p;
-    const i64 row = i64{cursor.sequence.kv_begin} + cursor.first_key(Split<kConfig>::of_keys());
-    k_ = p.k.data + p.k.offset(cursor.kv_batch(), cursor.first_head(), row, 0) * kBytes;
-    v_ = p.v.data + p.v.offset(cursor.kv_batch(), cursor.first_head(), row, 0) * kBytes;
-    first_ = row;
-  }
-  void advance(const KeyCursor<kConfig>& cursor) {
-    k_ += kConfig.block_keys() * kBytes * cursor.p->k.strides[2];
-    v_ += kConfig.block_keys() * kBytes * cursor.p->v.strides[2];
-    first_ += kConfig.block_keys();
-  }
-  void locate(const KeyCursor<kConfig>&) {}
-  bool is_bad() const { return false; }
-
-  const u8* k(const KeyCursor<kConfig>& cursor, i32 row) const {
-    return k_ + row * kBytes * cursor.p->k.strides[2];
-  }
-  const u8* v(const KeyCursor<kConfig>& cursor, i32 row) const {
-    return v_ + row * kBytes * cursor.p->v.strides[2];
-  }
-  // The scale of this lane's row.
-  const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
-    return scales.data +
-           scales.offset(cursor.kv_batch(), cursor.kv_head, first_ + own_row<kConfig>(), 0) * 4;
+  // Rows of a tile of V that are no keys of a block become zeros: a weight of 0 makes NaN of NaN.
+  // All threads of the split together, which have waited for it.
+  static void clear_others(const Tile& v, const KeyCursor<kConfig>& cursor) {
+    constexpr bool kMayHoldOthers =  // else rows behind the last are behind the array's
+        kConfig.score.varlen || kConfig.score.mask_kind != MaskKind::kNone;
+    if constexpr (!kMayHoldOthers) return;
+    const i32 first = cursor.first_key(Split<kConfig>::of_keys());
+    const Keys& keys = cursor.blocks.keys;
+    if (keys.begin <= first && first + kConfig.kv_rows <= keys.end) return;
+    for (i32 i = Split<kConfig>::thread(); i < kConfig.kv_rows * kConfig.d_v / 8;
+         i += kConfig.split_threads()) {
+      if (!keys.contains(first + i / 8 % kConfig.kv_rows)) {
+        ptx::store_shared_x4(v.base + static_cast<u32>(i) * 16, {{0, 0, 0, 0}});
+      }
+    }
+    ptx::fence_proxy_async();  // zeros -> the product, and the copy that follows
+    Split<kConfig>::sync();    // all threads -> zeros
   }
 
  private:
-  static constexpr i32 kBytes = kConfig.kv_bytes();
+  u32 barrier(i32 tile) const { return barriers_ + static_cast<u32>(tile) * 8; }
 
-  const u8* k_ = nullptr;  // of row 0
-  const u8* v_ = nullptr;
-  i64 first_ = 0;  // row 0 itself
+  u32 barriers_;
+  u32 parities_ = 0;  // bits: of what is waited for next
 };
 
-// In pools of pages: a lane knows where one row is. The id of its page is read a block ahead.
-template <DecodeSm80Config kConfig>
-class PagedRows {
- public:
-  void enter(const KeyCursor<kConfig>& cursor) {
-    const AttentionParams& p = *cursor.p;
-    const i64 request = p.page_indptr.present() ? 0 : cursor.index;
-    first_entry_ = p.page_table.offset(request, 0, 0, cursor.sequence.first_page);
-    k_head_ = p.k.data + p.k.offset(0, cursor.first_head(), 0, 0) * kBytes;
-    v_head_ = p.v.data + p.v.offset(0, cursor.first_head(), 0, 0) * kBytes;
-    advance(cursor);
-  }
-  void advance(const KeyCursor<kConfig>& cursor) {
-    const AttentionParams& p = *cursor.p;
-    const i32 key = cursor.first_key(Split<kConfig>::of_keys()) + own_row<kConfig>();
-    const u32 page_rows = static_cast<u32>(p.cache_layout.page_rows);
-    const u32 in_cache = static_cast<u32>(cursor.sequence.kv_begin + key);
-    const u32 entry = in_cache / page_rows;
-    row_ahead_ = in_cache - entry * page_rows;
-    page_ahead_ = 0;
-    if (cursor.blocks.keys.contains(key)) {
-      page_ahead_ =
-          AlignedIndex::load(p.page_table, first_entry_ + i64{entry} * p.page_table.strides[3]);
-    }
-  }
-  // What was read ahead is the next block's.
-  void locate(const KeyCursor<kConfig>& cursor) {
-    const AttentionParams& p = *cursor.p;
-    is_bad_ = ptx::any(is_bad_page(page_ahead_, p.num_pages));
-    if (is_bad_ && lane_index() == 0) record_bad_page(p);
-    at_ = {is_bad_ ? 0 : page_ahead_, i64{row_ahead_}};
-    k_ = p.k.offset(at_.batch, 0, at_.row, 0) * kBytes;
-    v_ = p.v.offset(at_.batch, 0, at_.row, 0) * kBytes;
-  }
-  bool is_bad() const { return is_bad_; }
-
-  const u8* k(const KeyCursor<kConfig>&, i32 row) const { return k_head_ + of_row(k_, row); }
-  const u8* v(const KeyCursor<kConfig>&, i32 row) const { return v_head_ + of_row(v_, row); }
-  const u8* scale(const KeyCursor<kConfig>& cursor, const ArrayView& scales) const {
-    return scales.data + scales.offset(at_.batch, cursor.kv_head, at_.row, 0) * 4;
-  }
-
- private:
-  static constexpr i32 kBytes = kConfig.kv_bytes();
-
-  static i64 of_row(i64 offset, i32 row) {
-    const u32 lane = static_cast<u32>(row);
-    const u32 low = static_cast<u32>(ptx::shuffle(static_cast<i32>(offset), lane));
-    return i64{ptx::shuffle(static_cast<i32>(offset >> 32), lane)} << 32 | low;
-  }
-
-  i64 first_entry_ = 0;  // of the request, in the page table
-  const u8* k_head_ = nullptr;
-  const u8* v_head_ = nullptr;
-  i64 page_ahead_ = 0;
-  u32 row_ahead_ = 0;  // of that page
-  KeyRow at_{};        // of the block that is copied
-  i64 k_ = 0;          // bytes from k_head_ to this lane's row
-  i64 v_ = 0;
-  bool is_bad_ = false;
+// Rows of K or V in shared memory, as warps read them, or warpgroups.
+template <DecodeSm80Config kConfig, i32 kDims, bool kBoxes = kConfig.in_warpgroups()>
+struct KeyTileKind {
+  using Type = SwizzledTile<kConfig.words(kDims), true>;
 };
-
-template <DecodeSm80Config kConfig, bool kPaged = kConfig.paged>
-struct KeyRowsKind {
-  using Type = ContiguousRows<kConfig>;
-};
-template <DecodeSm80Config kConfig>
-struct KeyRowsKind<kConfig, true> {
-  using Type = PagedRows<kConfig>;
+template <DecodeSm80Config kConfig, i32 kDims>
+struct KeyTileKind<kConfig, kDims, true> {
+  using Type = typename BoxCopies<kConfig>::Tile;
 };
 
 template <DecodeSm80Config kConfig>
 class DecodeProducerSm80 {
  public:
-  using KTile = SwizzledTile<kConfig.words(kConfig.d_qk), true>;
-  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), true>;
+  static constexpr bool kBoxes = kConfig.in_warpgroups();
+  using KTile = typename KeyTileKind<kConfig, kConfig.d_qk>::Type;
+  using VTile = typename KeyTileKind<kConfig, kConfig.d_v>::Type;
 
   // From the cursor's block on, so many chunks.
-  DecodeProducerSm80(const KeyCursor<kConfig>& cursor, u32 ring, i32 num_chunks)
-      : cursor_(cursor), ring_(ring), left_(num_chunks) {
+  DecodeProducerSm80(const DecodeSm80Params& params, const KeyCursor<kConfig>& cursor, u32 shared,
+                     i32 num_chunks)
+      : params_(params),
+        cursor_(cursor),
+        ring_(shared + Split<kConfig>::number() * kConfig.ring_bytes()),
+        boxes_(shared + kConfig.landed_at() + Split<kConfig>::number() * kConfig.stages * 16),
+        left_(num_chunks) {
     rows_.enter(cursor_);
     if constexpr (kConfig.scaled) put_ones();
   }
@@ -166,28 +124,60 @@ class DecodeProducerSm80 {
     if (left_ > 0) {
       rows_.locate(cursor_);
       bad_stages_ = rows_.is_bad() ? bad_stages_ | 1u << stage : bad_stages_ & ~(1u << stage);
-      copy(k_tile(stage), cursor_.p->dim_qk, cursor_.p->k,
-           [&](i32 row) { return rows_.k(cursor_, row); });
+      if constexpr (kBoxes) {
+        boxes_.template ask<kConfig.d_qk>(2 * stage, k_tile(stage), params_.k_map, cursor_, rows_);
+      } else {
+        copy(k_tile(stage), cursor_.p->dim_qk, cursor_.p->k,
+             [&](i32 row) { return rows_.k(cursor_, row); });
+      }
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->k_scale, k_scales(stage));
     }
-    ptx::cp_async_commit();
+    if constexpr (!kBoxes) ptx::cp_async_commit();
   }
   void fetch_v(i32 stage) {
     if (left_ > 0) {
-      copy(v_tile(stage), cursor_.p->dim_v, cursor_.p->v,
-           [&](i32 row) { return rows_.v(cursor_, row); });
+      if constexpr (kBoxes) {
+        boxes_.template ask<kConfig.d_v>(2 * stage + 1, v_tile(stage), params_.v_map, cursor_,
+                                         rows_);
+      } else {
+        copy(v_tile(stage), cursor_.p->dim_v, cursor_.p->v,
+             [&](i32 row) { return rows_.v(cursor_, row); });
+      }
       if constexpr (kConfig.scaled) copy_scale(cursor_.p->v_scale, v_scales(stage));
       ++cursor_.block;
       if (cursor_.blocks.begins_chunk(cursor_.block)) --left_;
       if (left_ > 0) advance();
     }
-    ptx::cp_async_commit();
+    if constexpr (!kBoxes) ptx::cp_async_commit();
+  }
+
+  // All threads of the split wait for K, then V of a stage, which `cursor` is at: of the tiles that
+  // are under way those that were asked for first.
+  void wait_for_k(i32 stage) {
+    if constexpr (kBoxes) {
+      boxes_.wait(2 * stage);
+    } else {
+      wait_for_oldest();
+    }
+  }
+  void wait_for_v(i32 stage, const KeyCursor<kConfig>& cursor) {
+    if constexpr (kBoxes) {
+      boxes_.wait(2 * stage + 1);
+      boxes_.clear_others(v_tile(stage), cursor);
+    } else {
+      wait_for_oldest();
+    }
   }
   // Whether the table names pages that do not exist for the keys in a stage: then the request
   // counts as empty.
   bool is_bad(i32 stage) const { return kConfig.paged && (bad_stages_ >> stage & 1) != 0; }
 
  private:
+  static void wait_for_oldest() {
+    ptx::cp_async_wait<2 * kConfig.stages - 1>();
+    Split<kConfig>::sync();
+  }
+
   // Lanes take neighbouring vectors of a row, some rows at a time.
   template <i32 kDims>
   static constexpr i32 lanes_of_row() {
@@ -267,9 +257,11 @@ class DecodeProducerSm80 {
     }
   }
 
+  const DecodeSm80Params& params_;
   KeyCursor<kConfig> cursor_;  // of the next copy
   typename KeyRowsKind<kConfig>::Type rows_;
   u32 ring_;
+  BoxCopies<kConfig> boxes_;
   i32 left_;            // chunks of keys of which something is still to be copied
   u32 bad_stages_ = 0;  // bits
 };

@@ -28,6 +28,7 @@ struct Keys {
   i32 end;
 
   constexpr bool contains(i32 key) const { return begin <= key && key < end; }
+  constexpr bool meets(const Keys& keys) const { return begin < keys.end && keys.begin < end; }
 };
 
 // One sequence: where it is in arrays of q; its first row of q and of k, v, with a page table its

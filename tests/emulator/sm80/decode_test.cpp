@@ -12,6 +12,7 @@
 #include "cpu/backend.h"
 #include "cpu/random_problem.h"
 #include "cpu/tiled_support.h"
+#include "emulator/copies.h"
 #include "emulator/global_memory.h"
 #include "emulator/launch.h"
 #include "emulator/schedules.h"
@@ -119,6 +120,16 @@ emulator::GlobalMemory written_by(const Problem& problem, std::vector<float>& pa
   return emulator::GlobalMemory(arrays);
 }
 
+TensorMap map_of(const Tensor& tensor, i32 box_rows) {
+  emulator::HostTensorMap map{static_cast<u8*>(tensor.data)};
+  for (int axis = 0; axis < 4; ++axis) {  // dim, row, head, sequence or page
+    map.extents[axis] = static_cast<i32>(tensor.shape[3 - axis]);
+    map.strides_bytes[axis] = tensor.strides[3 - axis] * size_bytes(tensor.dtype);
+  }
+  map.box_rows = box_rows;
+  return emulator::encode(map);
+}
+
 // Of odd seeds all blocks run at the same time, else one after the other.
 template <DecodeSm80Config kConfig>
 void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
@@ -136,13 +147,17 @@ void decode(const Problem& problem, i32 workers, u32 seed, bool check = true,
   counters[0] = kStamp;
   std::vector<float> parts(num_parts * kConfig.part_floats() + 4, std::nanf(""));
   const u64 first = (reinterpret_cast<u64>(parts.data()) + 15) / 16 * 16;
-  const DecodeSm80Params params{p,
-                                group,
-                                row_tiles,
-                                kStamp,
-                                counters.data(),
-                                reinterpret_cast<float*>(first),
-                                score_unit(kConfig, problem.score_map.scale)};
+  DecodeSm80Params params{p,
+                          group,
+                          row_tiles,
+                          kStamp,
+                          counters.data(),
+                          reinterpret_cast<float*>(first),
+                          score_unit(kConfig, problem.score_map.scale)};
+  if constexpr (kConfig.in_warpgroups()) {
+    params.k_map = map_of(problem.arrays[Array::kK], kConfig.box_rows);
+    params.v_map = map_of(problem.arrays[Array::kV], kConfig.box_rows);
+  }
   emulator::GlobalMemory memory = written_by(problem, parts);
   emulator::launch({.blocks = grid,
                     .threads = kConfig.threads(),
@@ -345,6 +360,33 @@ constexpr DecodeSm80Config kSixtyFour = [] {
   return config;
 }();
 
+// Of warpgroups, with products of 64 rows: some options, pages in chunks, two of them beside each
+// other, and whole dims of more than a row of 128 bytes.
+constexpr DecodeSm80Config in_warpgroups(DecodeSm80Config config, i32 row_warps = 4) {
+  config.d_v = 64;
+  config.row_warps = row_warps;
+  config.kv_rows = 32;
+  config.box_rows = config.paged ? 16 : config.kv_rows;
+  return config;
+}
+constexpr DecodeSm80Config kWarpgroups = in_warpgroups(kPadded);
+constexpr DecodeSm80Config kWarpgroupOptions = in_warpgroups(kSixtyFour);
+constexpr DecodeSm80Config kWarpgroupChunks = in_warpgroups(kChunks);
+constexpr DecodeSm80Config kTwoWarpgroups = [] {
+  DecodeSm80Config config = in_warpgroups(kThirtyTwo, 8);
+  config.d_qk = 192;
+  config.d_v = 128;
+  config.splits = 1;
+  config.kv_rows = config.box_rows = 64;
+  return config;
+}();
+constexpr DecodeSm80Config kWarpgroupPages = [] {
+  DecodeSm80Config config = in_warpgroups(kPagedByLength);
+  config.kv_rows = 64;
+  config.stages = 1;
+  return config;
+}();
+
 // Two requests, one of `length` keys and one of any number; NaN past both.
 void set_two_lengths(RandomProblem& random, Request& request, i64 length, i64 kv_rows) {
   const i64 lengths[] = {length, (length * 31 + 7) % kv_rows};
@@ -449,6 +491,31 @@ TEST(DecodeSm80, NeighbouringHeads) {
   }
 }
 
+// Warpgroups: every length around a step and a block of keys, of rows from 1 to 64.
+TEST(DecodeSm80, WarpgroupsOfEveryLength) {
+  for (i64 length = 0; length <= 140; length += tests_everything() ? 1 : 10) {
+    const u32 seed = static_cast<u32>(length);
+    RandomProblem random(seed);
+    const i64 rows = 1 + length % 4;
+    Request request = decode_request(random, DType::kBFloat16, {2, 2, 1 + length % 16, rows, 144});
+    set_two_lengths(random, request, length, 144);
+    expect_oracle<kWarpgroups>(random, request, 1 + static_cast<i32>(length % 7), seed);
+    if (length % 20 == 0) expect_oracle<in_warpgroups(kPair)>(random, request, 3, seed);
+  }
+}
+
+// Two that share keys, beside each other and in two row tiles.
+TEST(DecodeSm80, WindowOfTwoWarpgroups) {
+  for (const i64 rows : {30, 40}) {
+    RandomProblem random(static_cast<unsigned>(rows));
+    Request request = decode_request(random, DType::kBFloat16, {2, 1, 4, rows, 200, 192, 128});
+    request.options.causal = true;
+    request.options.window_left = 70;
+    request.arrays[Array::kKvLengths] = random.indices(DType::kInt32, {200, 61});
+    expect_oracle<kTwoWarpgroups>(random, request, 2, 1);
+  }
+}
+
 TEST(DecodeSm80, AWarpForEachHead) {
   constexpr DecodeSm80Config kTwo = with_a_warp_for_each_head(kPadded);
   constexpr DecodeSm80Config kWholes = with_a_warp_for_each_head(kWhole);
@@ -494,7 +561,8 @@ TEST(DecodeSm80, WindowOfThirtyTwoRows) {
   }
 }
 
-TEST(DecodeSm80, OptionsOfSixtyFourRows) {
+template <DecodeSm80Config kConfig>
+void expect_options_of_sixty_four_rows() {
   for (const i64 rows : {13, 20}) {  // one row tile, two
     RandomProblem random(static_cast<unsigned>(rows));
     Request request = decode_request(random, DType::kBFloat16, {2, 1, 4, rows, 100});
@@ -508,11 +576,13 @@ TEST(DecodeSm80, OptionsOfSixtyFourRows) {
     arrays[Array::kStats] = random.contiguous(DType::kFloat32, {2, 4, rows, 2});
     cpu::scalar_forward(validate(request, Pointers::kChecked));
     const Request actual = with_own_outputs(random, request);
-    decode<kSixtyFour>(validate(actual, Pointers::kChecked), 2, 1);
+    decode<kConfig>(validate(actual, Pointers::kChecked), 2, 1);
     expect_rounded(actual, request, 1);
     expect_statistics(actual, request);
   }
 }
+TEST(DecodeSm80, OptionsOfSixtyFourRows) { expect_options_of_sixty_four_rows<kSixtyFour>(); }
+TEST(DecodeSm80, OptionsOfAWarpgroup) { expect_options_of_sixty_four_rows<kWarpgroupOptions>(); }
 
 // Packed queries beside packed keys; rows past the last offset are zeros.
 TEST(DecodeSm80, PackedSequences) {
@@ -635,6 +705,22 @@ TEST(DecodeSm80, PagesOfAWarpForEachHead) {
   }
 }
 
+// By boxes of 16 rows, of which a step has four; and of 32 in pages of 32.
+TEST(DecodeSm80, PagesOfAWarpgroup) {
+  for (const i64 page_rows : {16, 48, 64}) {
+    for (const i64 length : {1, 77, 112}) {
+      RandomProblem random(static_cast<unsigned>(page_rows + length));
+      const DecodeShape shape{4, 2, 8, 3, 1, 64, 64};
+      Request request = decode_request(random, DType::kBFloat16, shape);
+      request.options.causal = true;
+      Pools pools(random, page_rows, {length, 130, 0, 5});
+      pools.put_into(random, request, DType::kBFloat16, shape);
+      expect_oracle<kWarpgroupPages>(random, request, 3, 1);
+      expect_oracle<in_warpgroups(kPagedByLength)>(random, request, 14, 1);
+    }
+  }
+}
+
 TEST(DecodeSm80, PagesByOffsets) {
   RandomProblem random(4);
   const DecodeShape shape{3, 1, 2, 1, 1};
@@ -663,22 +749,22 @@ Request request_alone(const Request& batch, i64 index) {
 }
 
 // With chunks the bits of a request do not depend on its neighbours, its place or the grid.
-TEST(DecodeSm80, ChunksMakeBitsARequestsOwn) {
+template <DecodeSm80Config kConfig>
+void expect_bits_of_a_request(const DecodeShape& shape) {
   RandomProblem random(12);
-  const DecodeShape shape{5, 2, 4, 3, 1};
   Request batch = decode_request(random, DType::kBFloat16, shape);
   batch.options.causal = true;
   batch.options.window_left = 150;
   Pools pools(random, 16, {77, 130, 0, 5, 200});
   pools.put_into(random, batch, DType::kBFloat16, shape);
   for (const i32 workers : {1, 4, 13}) {
-    expect_oracle<kChunks>(random, batch, workers, static_cast<u32>(workers));
+    expect_oracle<kConfig>(random, batch, workers, static_cast<u32>(workers));
     const Request together = with_own_outputs(random, batch);
-    decode<kChunks>(validate(together, Pointers::kChecked), workers, 1);
+    decode<kConfig>(validate(together, Pointers::kChecked), workers, 1);
     for (i64 index = 0; index < shape.batch; ++index) {
       const Request one = request_alone(together, index);
       const Request alone = with_own_outputs(random, one);
-      decode<kChunks>(validate(alone, Pointers::kChecked), 1 + workers % 3, 2, false);
+      decode<kConfig>(validate(alone, Pointers::kChecked), 1 + workers % 3, 2, false);
       for (const Array array : {Array::kO, Array::kLse}) {
         const Tensor &x = alone.arrays[array], &y = one.arrays[array];
         i64 elements = 1;
@@ -689,6 +775,10 @@ TEST(DecodeSm80, ChunksMakeBitsARequestsOwn) {
       }
     }
   }
+}
+TEST(DecodeSm80, ChunksMakeBitsARequestsOwn) { expect_bits_of_a_request<kChunks>({5, 2, 4, 3, 1}); }
+TEST(DecodeSm80, ChunksOfAWarpgroup) {
+  expect_bits_of_a_request<kWarpgroupChunks>({5, 1, 16, 3, 1});
 }
 
 // Rows that see a key without a page are empty, all others what they are: row i of the first
