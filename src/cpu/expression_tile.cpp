@@ -156,14 +156,15 @@ void ExpressionTile<Real>::read(i32 step, i64 count) {
 template <class Real>
 void ExpressionTile<Real>::run(const std::vector<i32>& list, const u8* flow, const Strip& strip) {
   const auto count = static_cast<i64>(list.size());
+  const StepSlots slots{slots_, strip.count(), given_, made_,
+                        reinterpret_cast<char*>(strip.direct)};
   i64 begin = 0;
   for (i64 index = 0; index <= count; ++index) {
     const bool is_end = index == count;
     if (!is_end && program_.step(list[static_cast<size_t>(index)]).op > Op::kRead) continue;
     if (index > begin) {
       kernels_.run_steps(program_.steps.data(), list.data() + begin,
-                         flow == nullptr ? nullptr : flow + begin, index - begin, slots_,
-                         strip.count());
+                         flow == nullptr ? nullptr : flow + begin, index - begin, slots);
     }
     begin = index + 1;
     if (is_end) break;
@@ -173,18 +174,21 @@ void ExpressionTile<Real>::run(const std::vector<i32>& list, const u8* flow, con
 }
 
 // load(row of the tile, column of the tile, count, first lane) of each line before the steps of a
-// strip, store(...) behind.
+// strip, store(...) behind. direct: scores of the tile, contiguous and of whole lines.
 template <class Real>
 template <class Load, class Store>
 void ExpressionTile<Real>::for_each_strip(const Goal& goal, Interval rows, Interval keys,
-                                          Lanes lanes, const Load& load, const Store& store) {
+                                          Lanes lanes, const Load& load, const Store& store,
+                                          Real* direct) {
   const bool by_rows = lanes == Lanes::kRows;
   const Interval along = by_rows ? rows : keys, across = by_rows ? keys : rows;
   if (along.size() <= 0 || across.size() <= 0) return;
   run_constant(goal.constant);
   for (i64 first = along.begin; first < along.end; first += kStepLanes) {
-    Strip strip{
-        lanes, {across.begin, across.begin + 1}, {first, min(first + kStepLanes, along.end)}};
+    Strip strip{lanes,
+                {across.begin, across.begin + 1},
+                {first, min(first + kStepLanes, along.end)},
+                nullptr};
     const i64 lines = min(kStepLanes / strip.line(), across.size());
     const auto each_line = [&](const auto& action) {
       for (i64 n = 0; n < strip.across.size(); ++n) {
@@ -196,6 +200,7 @@ void ExpressionTile<Real>::for_each_strip(const Goal& goal, Interval rows, Inter
     run(by_rows ? goal.row : goal.column, nullptr, strip);
     for (; strip.across.begin < across.end; strip.across.begin += lines) {
       strip.across.end = min(strip.across.begin + lines, across.end);
+      if (direct) strip.direct = direct + (strip.across.begin - across.begin) * strip.line();
       run(by_rows ? goal.column : goal.row, nullptr, strip);
       each_line(load);
       run(goal.pair, goal.flow.data(), strip);
@@ -221,22 +226,32 @@ template <class Real>
 void ExpressionTile<Real>::map(Interval rows, Interval keys, Lanes lanes, Real* scores, Real* slope,
                                i64 stride) {
   const Goal& goal = slope ? program_.slope_goal : program_.score_goal;
+  const i64 width = (lanes == Lanes::kRows ? rows : keys).size();
+  const bool direct = width == stride && width % kStepUnit == 0 && width <= kStepLanes;
+  const bool is_last = !goal.pair.empty() && goal.pair.back() == program_.score;
+  given_ = direct ? s_ : -1;
+  made_ = direct && is_last && program_.step(program_.score).op > Op::kRead ? program_.score : -1;
   for_each_strip(
       goal, rows, keys, lanes,
       [&](i64 row, i64 column, i64 count, i64 first) {
-        if (s_ < 0) return;
+        if (s_ < 0 || given_ >= 0) return;
         Real* const to = lanes_of<Real>(s_) + first;
         std::copy_n(scores + row * stride + column, count, to);
         const i64 beyond = -count & (kStepUnit - 1);
         std::fill_n(to + count, beyond, Real(0));
       },
       [&](i64 row, i64 column, i64 count, i64 first) {
-        std::copy_n(lanes_of<Real>(program_.score) + first, count, scores + row * stride + column);
+        if (made_ < 0) {
+          std::copy_n(lanes_of<Real>(program_.score) + first, count,
+                      scores + row * stride + column);
+        }
         if (!slope) return;
         const Real* const factor = lanes_of<Real>(program_.slope) + first;
         Real* const to = slope + row * stride + column;
         for (i64 lane = 0; lane < count; ++lane) to[lane] *= factor[lane];
-      });
+      },
+      direct ? scores : nullptr);
+  given_ = made_ = -1;
 }
 
 template <class Real>

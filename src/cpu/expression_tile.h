@@ -38,6 +38,7 @@ class ExpressionTile {
     Lanes lanes;
     Interval across;
     Interval along;
+    Real* direct;  // scores of these lanes, where they need not be copied
 
     i64 line() const { return ceil_div(along.size(), kStepUnit) * kStepUnit; }  // lanes of one
     i64 count() const { return across.size() * line(); }                        // computed
@@ -45,7 +46,7 @@ class ExpressionTile {
 
   template <class Load, class Store>
   void for_each_strip(const expression::Goal& goal, Interval rows, Interval keys, Lanes lanes,
-                      const Load& load, const Store& store);
+                      const Load& load, const Store& store, Real* direct = nullptr);
   void run_constant(const std::vector<i32>& list);
   // flow: of the pairs' steps, see Goal.
   void run(const std::vector<i32>& list, const u8* flow, const Strip& strip);
@@ -65,6 +66,8 @@ class ExpressionTile {
   char* slots_;
   expression::Value* values_;  // of constant steps
   i32 s_ = -1;                 // the step that is s
+  // Steps whose lanes are the scores themselves; -1: none.
+  i32 given_ = -1, made_ = -1;
 };
 
 extern template class ExpressionTile<float>;

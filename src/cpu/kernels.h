@@ -152,6 +152,15 @@ using expression::kStepBytes;
 using expression::kStepLanes;
 using expression::kStepUnit;
 
+// The values of all steps, but of those two whose values lie elsewhere, as floats one behind the
+// other from a multiple of 64 bytes on.
+struct StepSlots {
+  char* data;
+  i64 lanes;  // that are computed: a multiple of kStepUnit, up to kStepLanes
+  i32 given = -1, made = -1;
+  char* elsewhere = nullptr;
+};
+
 // All keys of some query rows, a key per lane. Rows of scores have room for a whole number of
 // vectors.
 template <class Real>
@@ -228,10 +237,9 @@ struct Kernels {
   void (*start_scores)(const ScoreBlock<Real>& block);
 
   // The values of steps list[0 .. count), none of which is a leaf, from those that they take.
-  // lanes: a multiple of kStepUnit, up to kStepLanes.
   // flow: as that of a goal, or null.
   void (*run_steps)(const expression::Step* steps, const i32* list, const u8* flow, i64 count,
-                    char* slots, i64 lanes);
+                    const StepSlots& slots);
 
   // offsets += index clamped to [0, last], times stride.
   void (*add_offsets)(const i64* index, i64 last, i64 stride, i64* offsets, i64 lanes);

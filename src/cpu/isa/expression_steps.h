@@ -15,22 +15,22 @@ using expression::Op;
 using expression::Step;
 using expression::Type;
 
-// The values of all steps.
-struct StepSlots {
-  char* data;
-  i64 lanes;  // that are computed: a multiple of kStepUnit
-};
-
 // The values of a step; nothing else lies there while it has this type.
 template <class T>
 T* lanes_of(const StepSlots& slots, i32 step) {
-  return static_cast<T*>(__builtin_assume_aligned(slots.data + step * kStepBytes, 64));
+  const bool is_elsewhere = step == slots.given || step == slots.made;
+  char* const at = is_elsewhere ? slots.elsewhere : slots.data + step * kStepBytes;
+  return static_cast<T*>(__builtin_assume_aligned(at, 64));
 }
 
-// call(lane) for each, in loops of a known length.
+// call(lane) for each, in loops of a known length. Lanes do not depend on each other: a result lies
+// where an operand does, or nowhere near.
 template <class Call>
 [[gnu::always_inline]] inline void each_lane(i64 lanes, const Call& call) {
   for (i64 first = 0; first < lanes; first += kStepUnit) {
+#if !defined(__clang__)
+#pragma GCC ivdep
+#endif
     for (i64 lane = first; lane < first + kStepUnit; ++lane) call(lane);
   }
 }
@@ -38,7 +38,7 @@ template <class Call>
 template <class Result, class T, class Function>
 [[gnu::always_inline]] inline void each(const StepSlots& slots, i32 out, const Step& step,
                                         const Function& function) {
-  Result* __restrict const to = lanes_of<Result>(slots, out);
+  Result* const to = lanes_of<Result>(slots, out);
   const T* const a = lanes_of<T>(slots, step.args[0]);
   const T* const b = lanes_of<T>(slots, step.args[step.num_args > 1 ? 1 : 0]);
   each_lane(slots.lanes, [=](i64 lane) { to[lane] = function(a[lane], b[lane]); });
@@ -46,7 +46,7 @@ template <class Result, class T, class Function>
 
 template <class T>
 [[gnu::always_inline]] inline void select_lanes(const StepSlots& slots, i32 out, const Step& step) {
-  T* __restrict const to = lanes_of<T>(slots, out);
+  T* const to = lanes_of<T>(slots, out);
   const u8* const condition = lanes_of<u8>(slots, step.args[0]);
   const T* const a = lanes_of<T>(slots, step.args[1]);
   const T* const b = lanes_of<T>(slots, step.args[2]);
@@ -55,7 +55,7 @@ template <class T>
 
 template <class T>
 [[gnu::always_inline]] inline void clamp_lanes(const StepSlots& slots, i32 out, const Step& step) {
-  T* __restrict const to = lanes_of<T>(slots, out);
+  T* const to = lanes_of<T>(slots, out);
   const T* const x = lanes_of<T>(slots, step.args[0]);
   const T* const low = lanes_of<T>(slots, step.args[1]);
   const T* const high = lanes_of<T>(slots, step.args[2]);
@@ -307,9 +307,8 @@ i64 run_chain(const Step* steps, const i32* list, const u8* flow, const StepSlot
 
 // flow: as that of a goal, or null.
 template <class Real>
-void run_steps(const Step* steps, const i32* list, const u8* flow, i64 count, char* data,
-               i64 lanes) {
-  const StepSlots slots{data, lanes};
+void run_steps(const Step* steps, const i32* list, const u8* flow, i64 count,
+               const StepSlots& slots) {
   for (i64 index = 0; index < count; ++index) {
     const i32 out = list[index];
     if (flow != nullptr && (flow[index] & expression::Goal::kPassed) != 0) {
