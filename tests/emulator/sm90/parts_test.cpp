@@ -23,28 +23,55 @@ constexpr ForwardSm90Config kMergedPairs = merging(
      .shift_rule = ShiftRule::kWhenGrown,
      .score = {.mask = true, .bias = DType::kFloat32, .dropout = true, .negative_scale = true}});
 
-// unusual: with NaN that some warps of a work tile see, whose rows the fallback merges.
 template <ForwardSm90Config kConfig>
-void expect_parts_are_merged(unsigned first, unsigned count, bool unusual) {
+void expect_merged(RandomProblem& random, const Request& drawn, unsigned seed) {
+  const Request expected = with_parts(random, drawn);
+  const Request actual = with_parts_elsewhere(random, expected);
+  cpu::scalar_forward(validate(expected, Pointers::kChecked));
+  run_forward<kConfig>(validate(actual, Pointers::kChecked), seed);
+  expect_close_rows(actual, expected, seed);
+  for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
+    EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
+        << "seed " << seed << ", " << name(output);
+  }
+}
+template <ForwardSm90Config kConfig>
+void expect_merged(unsigned first, unsigned count, bool unusual) {
   for (unsigned seed = first; seed < first + num_drawn(count); ++seed) {
     RandomProblem random(seed);
-    const Request expected = with_parts(random, HopperRequest(random, kConfig, 200).request);
-    if (unusual) plant_unusual(expected, random);
-    const Request actual = with_parts_elsewhere(random, expected);
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_forward<kConfig>(validate(actual, Pointers::kChecked), seed);
-    expect_close_rows(actual, expected, seed);
-    for (const Array output : {Array::kO, Array::kLse, Array::kStats}) {
-      EXPECT_TRUE(random.is_intact_around(actual.arrays[output]))
-          << "seed " << seed << ", " << name(output);
-    }
+    const Request drawn = HopperRequest(random, kConfig, 200).request;
+    if (unusual) plant_unusual(drawn, random);
+    expect_merged<kConfig>(random, drawn, seed);
   }
 }
 
 TEST(Sm90PartsOnHost, AreMerged) {
-  expect_parts_are_merged<kMergedSequences>(1, 12, false);
-  expect_parts_are_merged<kMergedSequences>(101, 8, true);
-  expect_parts_are_merged<kMergedPairs>(201, 8, false);
+  expect_merged<kMergedSequences>(1, 12, false);
+  expect_merged<kMergedSequences>(101, 8, true);
+  expect_merged<kMergedPairs>(201, 8, false);
+}
+
+// Scores of a warp's rows leave the range of float32: the fallback computes the work tile again,
+// and merges these alone.
+TEST(Sm90PartsOnHost, AreMergedOnceBesideRowsThatFail) {
+  constexpr ForwardSm90Config kWhole = [] {
+    ForwardSm90Config config = kMergedSequences;
+    config.score.varlen = false;
+    config.score.mask_kind = MaskKind::kNone;
+    return config;
+  }();
+  for (unsigned seed = 301;; ++seed) {
+    RandomProblem random(seed);
+    const Request drawn = HopperRequest(random, kWhole, 200).request;
+    const Tensor& q = drawn.arrays[Array::kQ];
+    if (q.shape[2] < 40 || drawn.arrays[Array::kK].shape[2] < 140) continue;
+    RandomProblem::for_each(q, [&](const i64* at) {
+      if (at[2] / 16 != 1) return;
+      char* const to = RandomProblem::address(q, at);
+      store_real(to, q.dtype, 300 * load_real(to, q.dtype));
+    });
+    return expect_merged<kMergedSequences>(random, drawn, seed);
+  }
 }
 
 constexpr UserTerms kMaskOfParts{.mask = true};
