@@ -18,35 +18,22 @@ i64 row_tiles_of_group(const Problem& problem) {
   return max<i64>(1, ceil_div(problem.max_q * problem.group_size(), i64{Config::kRows}));
 }
 
-class MlaFewRowsPlan final : public GpuPlan {
+class MlaFewRowsPlan final : public LatentPlan {
  public:
   MlaFewRowsPlan(const Problem& problem, const Gpu& gpu, std::unique_ptr<GpuPlan> otherwise)
-      : arguments_(mla_few_rows_arguments(problem)), otherwise_(std::move(otherwise)) {
+      : LatentPlan(mla_few_rows_arguments(problem), std::move(otherwise)) {
     const i32 cluster = mla_cluster_of_few_rows(problem, gpu);
-    const i64 clusters = problem.num_sequences * problem.heads_kv * arguments_.row_tiles;
+    const i64 clusters = problem.num_sequences * problem.heads_kv * arguments().row_tiles;
     tile = {Config::kRows, Config::kKeys};
-    alignment_bytes = max<i64>(16, otherwise_->alignment_bytes);
-    zeroed_bytes = otherwise_->zeroed_bytes;
-    workspace_bytes = otherwise_->workspace_bytes;
     launches = {{mla_few_rows_spec(mla_few_rows_config(problem, cluster)), clusters * cluster,
                  static_cast<unsigned>(cluster)}};
-    launches.insert(launches.end(), otherwise_->launches.begin(), otherwise_->launches.end());
-  }
-
-  void run(const Call& call) const override {
-    const Arrays& arrays = call.problem.arrays;
-    if (arrays[Array::kK].data != arrays[Array::kV].data) {
-      return otherwise_->run({call.problem, call.driver, call.kernels.subspan(1), call.workspace,
-                              call.faults, call.stream});
-    }
-    MlaSm90Arguments arguments = arguments_;
-    bind_params(arguments.attention, call.problem, call.faults);
-    call.launch(0, arguments);
+    add_otherwise();
   }
 
  private:
-  MlaSm90Arguments arguments_;  // but for pointers
-  std::unique_ptr<GpuPlan> otherwise_;
+  void attend(const Call& call, MlaSm90Arguments& arguments) const override {
+    call.launch(0, arguments);
+  }
 };
 
 }  // namespace

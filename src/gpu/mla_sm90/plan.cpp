@@ -91,58 +91,72 @@ std::string distinction_of(const MlaSm90Config& config) {
                   config.several ? "" : "_one");
 }
 
-class MlaSm90Plan final : public GpuPlan {
+// Blocks of the grid that a row tile has.
+i64 num_workers(const Problem& problem, const Gpu& gpu) {
+  return clamp<i64>(gpu.num_multiprocessors / num_row_tiles(problem), 1,
+                    max<i64>(1, num_blocks(problem)));
+}
+
+class MlaSm90Plan final : public LatentPlan {
  public:
   MlaSm90Plan(const Problem& problem, const Gpu& gpu, std::unique_ptr<GpuPlan> otherwise)
-      : otherwise_(std::move(otherwise)) {
-    const i64 row_tiles = num_row_tiles(problem);
-    const i64 workers =
-        clamp<i64>(gpu.num_multiprocessors / row_tiles, 1, max<i64>(1, num_blocks(problem)));
-    arguments_ = mla_sm90_arguments(problem, workers);
+      : LatentPlan(mla_sm90_arguments(problem, num_workers(problem, gpu)), std::move(otherwise)) {
     const MlaSm90Config config = mla_sm90_config(problem);
     gathers_ = config.gathers;
+    const i64 row_tiles = arguments().row_tiles, workers = arguments().workers;
     const i64 grid = workers * row_tiles;
     tile = {MlaSm90Config::kRows, config.keys()};
-    alignment_bytes = max<i64>(16, otherwise_->alignment_bytes);
-    zeroed_bytes = otherwise_->zeroed_bytes;
-    workspace_bytes = max(static_cast<size_t>(2 * grid * MlaSm90Config::part_floats()) * 4,
-                          otherwise_->workspace_bytes);
     const bool is_empty = problem.num_sequences == 0 && !problem.packed.q;
     const std::string distinction = distinction_of(config);
     launches.push_back({main_spec(config, distinction), is_empty ? 0 : grid});
     const i64 combined =
-        arguments_.by_sequence ? problem.num_sequences * problem.heads_kv : workers;
+        arguments().by_sequence ? problem.num_sequences * problem.heads_kv : workers;
     launches.push_back({combine_spec(config, distinction),
-                        workers > 1 && !is_empty ? combined * row_tiles * arguments_.slices : 0});
+                        workers > 1 && !is_empty ? combined * row_tiles * arguments().slices : 0});
     launches.back().overlap_previous = true;
-    launches.insert(launches.end(), otherwise_->launches.begin(), otherwise_->launches.end());
+    add_otherwise(static_cast<size_t>(2 * grid * MlaSm90Config::part_floats()) * 4);
   }
 
-  void run(const Call& call) const override {
-    const Arrays& arrays = call.problem.arrays;
-    if (arrays[Array::kK].data != arrays[Array::kV].data) {
-      return otherwise_->run({call.problem, call.driver, call.kernels.subspan(2), call.workspace,
-                              call.faults, call.stream});
-    }
-    MlaSm90Arguments arguments = arguments_;
-    bind_params(arguments.attention, call.problem, call.faults);
+ private:
+  void attend(const Call& call, MlaSm90Arguments& arguments) const override {
     arguments.parts = reinterpret_cast<float*>(call.workspace);
     if (!gathers_) {
       const i32 keys = mla_schedule().block_keys();
       const i32 box_rows = call.problem.is_paged() ? key_box_rows(arguments.attention, keys) : keys;
-      encode(call.driver, tensor_box(arrays[Array::kK], box_rows), arguments.kv);
+      encode(call.driver, tensor_box(call.problem.arrays[Array::kK], box_rows), arguments.kv);
     }
     call.launch(0, arguments);
     call.launch(1, arguments);
   }
 
- private:
-  std::unique_ptr<GpuPlan> otherwise_;
   bool gathers_;
-  MlaSm90Arguments arguments_{};  // but for pointers
 };
 
 }  // namespace
+
+void LatentPlan::run(const Call& call) const {
+  const Arrays& arrays = call.problem.arrays;
+  if (arrays[Array::kK].data != arrays[Array::kV].data) {
+    const size_t own = launches.size() - otherwise_->launches.size();
+    return otherwise_->run({call.problem, call.driver, call.kernels.subspan(own), call.workspace,
+                            call.faults, call.stream});
+  }
+  MlaSm90Arguments arguments = arguments_;
+  bind_params(arguments.attention, call.problem, call.faults);
+  attend(call, arguments);
+}
+
+LatentPlan::LatentPlan(const MlaSm90Arguments& arguments, std::unique_ptr<GpuPlan> otherwise)
+    : arguments_(arguments), otherwise_(std::move(otherwise)) {
+  alignment_bytes = max<i64>(16, otherwise_->alignment_bytes);
+  zeroed_bytes = otherwise_->zeroed_bytes;
+  workspace_bytes = otherwise_->workspace_bytes;
+}
+
+void LatentPlan::add_otherwise(size_t own_workspace) {
+  workspace_bytes = max(workspace_bytes, own_workspace);
+  launches.insert(launches.end(), otherwise_->launches.begin(), otherwise_->launches.end());
+}
 
 MlaSm90Config mla_sm90_config(const Problem& problem) {
   ++config_derivations();

@@ -22,6 +22,27 @@ std::unique_ptr<GpuPlan> plan_mla_sm90(const Problem& problem, const Gpu& gpu,
 // What plan_mla_sm90 compiles for.
 MlaSm90Config mla_sm90_config(const Problem& problem);
 
+// What its plans have in common: a run whose v lies elsewhere is left to another plan, whose
+// kernels are compiled beside.
+class LatentPlan : public GpuPlan {
+ public:
+  void run(const Call& call) const final;
+
+ protected:
+  // arguments: but for pointers, which a run fills in.
+  LatentPlan(const MlaSm90Arguments& arguments, std::unique_ptr<GpuPlan> otherwise);
+
+  // At the end of a constructor, behind its own launches; own_workspace: of those.
+  void add_otherwise(size_t own_workspace = 0);
+  const MlaSm90Arguments& arguments() const { return arguments_; }
+
+ private:
+  virtual void attend(const Call& call, MlaSm90Arguments& arguments) const = 0;
+
+  MlaSm90Arguments arguments_;
+  std::unique_ptr<GpuPlan> otherwise_;
+};
+
 // Everything but pointers and the tensor map.
 MlaSm90Arguments mla_sm90_arguments(const Problem& problem, i64 num_workers);
 
