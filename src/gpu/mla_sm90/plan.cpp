@@ -254,6 +254,7 @@ std::vector<KernelSpec> mla_sm90_specs() {
     config.record = record;
     add(config);
     specs.push_back(mla_few_rows_spec(MlaFewRowsConfig::of(config, record == 656 ? 8 : 1)));
+    specs.push_back(mla_few_rows_spec(MlaFewRowsConfig::of(config, 16)));
   }
   config.schedule.score.mask_kind = MaskKind::kRight;  // of records that rows see some of
   add(config);

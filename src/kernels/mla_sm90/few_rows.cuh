@@ -90,34 +90,55 @@ struct MlaFewRows {
     for (i32 task = warp; task < kOwn * kTurns; task += Config::num_warps()) {
       const i32 row = task % kTurns * 4 + lane / 8;
       const i32 quad = (rank * kOwn + task / kTurns) * 8 + lane % 8;
-      DecodePartial parts[kSchedule.cluster];
-#pragma unroll
-      for (i32 block = 0; block < kSchedule.cluster; ++block) {
-        load_part(parts[block], static_cast<u32>(block), row, quad);
-      }
-      DecodePartial total = sum_of(parts, arguments.unit.log2s);
+      DecodePartial total = sum_of_blocks(row, quad);
       if (!(total.sum < 0)) total.sum *= kUnit;
 #pragma unroll
       for (float& x : total.o) x *= kUnit;
       result.store(row, quad, total);
     }
   }
-  void load_part(DecodePartial& part, u32 block, i32 row, i32 quad) const {
-    const i32 dim = Config::unit_of(quad / 2) * 8 + quad % 2 * 4;
-    u32 state = shared.state(row), from = shared.sum(row, dim);
-    ptx::U32x4 o;
-    if constexpr (kSchedule.cluster == 1) {
-      part.maximum = __builtin_bit_cast(float, ptx::load_shared(state));
-      part.sum = __builtin_bit_cast(float, ptx::load_shared(state + 4));
-      o = ptx::load_shared_x4(from);
-    } else {
-      state = ptx::map_shared(state, block);
-      part.maximum = __builtin_bit_cast(float, ptx::load_cluster(state));
-      part.sum = __builtin_bit_cast(float, ptx::load_cluster(state + 4));
-      o = ptx::load_cluster_x4(ptx::map_shared(from, block));
-    }
+  // Of a row, over the keys of all blocks.
+  DecodePartial sum_of_blocks(i32 row, i32 quad) const {
+    constexpr i32 kBlocks = kSchedule.cluster, kMostAtOnce = 8;
+    DecodePartial parts[kBlocks];
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) part.o[i] = __builtin_bit_cast(float, o.word[i]);
+    for (i32 block = 0; block < kBlocks; ++block) {
+      load_state(parts[block], block, row);
+      if constexpr (kBlocks <= kMostAtOnce) load_o(parts[block].o, block, row, quad);
+    }
+    DecodePartial total = sum_of(parts, arguments.unit.log2s);
+    if constexpr (kBlocks > kMostAtOnce) {  // registers hold so many maxima, and not their O
+      const float top = total.maximum == -kInfinity<float> ? 0.f : total.maximum;
+#pragma unroll
+      for (i32 block = 0; block < kBlocks; ++block) {
+        const float weight = ptx::exp2((parts[block].maximum - top) * arguments.unit.log2s);
+        float o[4];
+        load_o(o, block, row, quad);
+#pragma unroll
+        for (i32 i = 0; i < 4; ++i) total.o[i] += weight * o[i];
+      }
+    }
+    return total;
+  }
+  void load_state(DecodePartial& part, i32 block, i32 row) const {
+    const u32 at = of_block(shared.state(row), block);
+    const auto load = [](u32 from) {
+      const u32 x = kSchedule.cluster == 1 ? ptx::load_shared(from) : ptx::load_cluster(from);
+      return __builtin_bit_cast(float, x);
+    };
+    part.maximum = load(at);
+    part.sum = load(at + 4);
+  }
+  void load_o(float (&o)[4], i32 block, i32 row, i32 quad) const {
+    const i32 dim = Config::unit_of(quad / 2) * 8 + quad % 2 * 4;
+    const u32 at = of_block(shared.sum(row, dim), block);
+    const ptx::U32x4 x =
+        kSchedule.cluster == 1 ? ptx::load_shared_x4(at) : ptx::load_cluster_x4(at);
+#pragma unroll
+    for (i32 i = 0; i < 4; ++i) o[i] = __builtin_bit_cast(float, x.word[i]);
+  }
+  static u32 of_block(u32 at, i32 block) {
+    return kSchedule.cluster == 1 ? at : ptx::map_shared(at, static_cast<u32>(block));
   }
 };
 

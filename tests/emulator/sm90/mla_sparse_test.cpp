@@ -154,6 +154,8 @@ TEST(MlaSm90Sparse, FewRows) {
     config.schedule.one_query = true;
     return MlaFewRowsConfig::of(config, 4);
   }();
+  constexpr MlaFewRowsConfig kSixteen = MlaFewRowsConfig::of(kRecords656, 16);
+  expect_few_rows<kSixteen>({1100}, 16, 64, 1);
   expect_few_rows<kAlone>({1, 200, 0}, 16, 64, 1);
   expect_few_rows<kAlone>({20, 5}, 4, 64, 3, Scales::kAny);
   expect_few_rows<kTwo>({1, 270, 0}, 20, 64, 1);
