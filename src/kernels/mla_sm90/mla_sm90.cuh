@@ -4,9 +4,9 @@
 // Attention over a latent cache on Hopper (multi-head latent attention: DeepSeek-V2, 2024): one
 // head of keys of 576 numbers, whose first 512 are the values, for all query heads. Rows of all
 // heads and query positions are the rows of a tile; a fixed grid divides the blocks of keys of all
-// sequences evenly (decode_sm80/scheduler.cuh). A warp copies each key once, for both products; two
-// warpgroups have half of the keys of a block for the scores and half of the dims for the output
-// (consumer.cuh). combine_mla adds up what several blocks have of one row tile.
+// sequences evenly (decode_sm80/scheduler.cuh). Warps copy each key once, for both products; one
+// warpgroup makes scores and weights (scores.cuh), two sum values, each half of the dims
+// (values.cuh). combine_mla adds up what several blocks have of one row tile.
 // Must hold: sm_90a, launched with threads() threads and shared_bytes() bytes.
 #pragma once
 

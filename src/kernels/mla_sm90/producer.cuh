@@ -4,7 +4,7 @@
 // The producer of mla_sm90: four warps, which walk along the row tiles that this block has keys of,
 // look up pages and hand boxes of keys to the copy engine, each its piece of every block of keys:
 // a box costs the warp that asks for it 60 cycles or more. The first tells the others what row
-// tiles there are. In a cluster each block copies every second tile, for both.
+// tiles there are.
 #pragma once
 
 #include "kernels/common/caches.cuh"
