@@ -192,39 +192,45 @@ TEST(DecodeSm80Plan, ChunksWhereBitsAreARequestsOwn) {
       EXPECT_TRUE(decodes(problem, card)) << card;
       const DecodeSm80Config config = gpu::decode_sm80_config(problem, gpu_named(card));
       EXPECT_EQ(config.row_warps, 4);
-      EXPECT_EQ(config.chunk_blocks * config.block_keys(), 1024);
+      EXPECT_EQ(config.chunk_blocks * config.block_keys(), config.in_warpgroups() ? 4096 : 1024);
     }
   }
 }
 
 // More than 16 rows on Hopper: a warpgroup's 64, of dims in rows of 128 bytes, in as many splits as
-// shared memory holds; elsewhere, of bytes and in pages of few rows, two or four warps.
+// shared memory holds; elsewhere, of bytes and in pages of few rows, two or four warps. So of up to
+// 32 rows and 128 dims, but for clusters.
 TEST(DecodeSm80Plan, MoreThanSixteenRowsAreAWarpgroups) {
   const auto config_of = [](i64 q_rows, i64 dim, const char* card) {
-    Problem problem = decode_problem(64, q_rows, 32768, dim);
-    problem.batch_invariant = true;
-    return gpu::decode_sm80_config(problem, gpu_named(card));
+    return gpu::decode_sm80_config(decode_problem(2, q_rows, 32768, dim), gpu_named(card));
   };
   EXPECT_FALSE(config_of(4, 64, "h200").in_warpgroups());
-  for (const i64 q_rows : {5, 8, 16}) {
-    for (const auto& [dim, padded, splits] :
-         {std::tuple{64, 64, 2}, {96, 128, 2}, {128, 128, 2}, {256, 256, 1}}) {
+  for (const i64 q_rows : {5, 9, 16}) {
+    for (const auto& [dim, padded, splits, kv_rows] :
+         {std::tuple{64, 64, 2, 64}, {96, 128, 2, 64}, {128, 128, 2, 64}, {256, 256, 2, 32}}) {
       const DecodeSm80Config config = config_of(q_rows, dim, "h200");
-      EXPECT_EQ(config.box_rows, 64);
+      const bool are_warps = q_rows == 5 && dim <= 128;
+      EXPECT_EQ(config.in_warpgroups(), !are_warps);
+      if (are_warps) continue;
       EXPECT_EQ(config.row_warps, 4);
       EXPECT_EQ(config.d_qk, padded);
       EXPECT_EQ(config.d_v, padded);
       EXPECT_EQ(config.splits, splits);
+      EXPECT_EQ(config.kv_rows, kv_rows);
+      EXPECT_EQ(config.box_rows, kv_rows);
     }
     EXPECT_FALSE(config_of(q_rows, 128, "a100").in_warpgroups());
-    EXPECT_EQ(config_of(q_rows, 128, "a100").row_warps, q_rows == 16 ? 4 : 2);
+    EXPECT_EQ(config_of(q_rows, 128, "a100").row_warps, q_rows == 5 ? 2 : 4);
+  }
+  for (const i64 q_rows : {5, 16}) {
+    const Problem few = decode_problem(1, q_rows, 4096);
+    EXPECT_EQ(gpu::decode_sm80_config(few, gpu_named("h200")).cluster, 8);
+    EXPECT_TRUE(gpu::decode_sm80_config(few, gpu_named("h200")).in_warpgroups());
   }
   Problem bytes = quantised_problem(DType::kFloat8E4M3);
   bytes.q_rows = bytes.max_q = 16;
-  bytes.batch_invariant = true;
   EXPECT_FALSE(gpu::decode_sm80_config(bytes, gpu_named("h200")).in_warpgroups());
   Problem paged = decode_problem(8, 16, 32768);
-  paged.batch_invariant = true;
   paged.num_pages = 4096;
   for (const auto& [page_rows, box_rows] :
        {std::pair{1, 0}, {24, 8}, {16, 16}, {48, 16}, {256, 64}}) {
@@ -250,7 +256,7 @@ TEST(DecodeSm80Plan, ClustersForFewRowTiles) {
   EXPECT_EQ(launch(decode_problem(9, 1, 4096), "h200"), std::pair(i64{128}, 1u));
   EXPECT_EQ(launch(decode_problem(1, 1, 4096), "a100").second, 1u);
   EXPECT_EQ(launch(decode_problem(1, 3, 4096), "h200"), std::pair(i64{64}, 8u));
-  EXPECT_EQ(launch(decode_problem(1, 5, 4096), "h200").second, 1u);
+  EXPECT_EQ(launch(decode_problem(1, 5, 4096), "h200").second, 8u);
   Problem other = decode_problem(8, 1, 4096);
   other.batch_invariant = true;
   EXPECT_EQ(launch(other, "h200").second, 1u);

@@ -11,8 +11,10 @@
 namespace fulmen::gpu {
 namespace {
 
-constexpr i64 kMostParts = 17;              // of a row tile whose keys clusters divide
-constexpr i32 kChunkKeys = 1024;            // where bits may not depend on who has which keys
+constexpr i64 kMostParts = 17;  // of a row tile whose keys clusters divide
+// Of a chunk, where bits may not depend on who has which keys; of warpgroups, whose parts are large
+// (8 x 32k, 64 rows: 64.7, 76.7 and 91.3 us of 4,096, 2,048 and 1,024, H200, 2026-11-30).
+constexpr i32 kChunkKeys = 1024, kWarpgroupChunkKeys = 4096;
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
 
 // How many splits of a block's keys, stages of their rings, and keys that a split takes at a time,
@@ -28,9 +30,10 @@ constexpr DecodeShape kShapes[] = {{8, 2}, {4, 3}, {4, 2}, {4, 1}, {2, 2}, {2, 1
 // else, with rows as columns, up to 3 %. Eight warps instead of four at d 256 (2 to 4 %). Three
 // stages of bytes (1 to 3 %).
 constexpr DecodeShape kLongShape{8, 1, 32}, kWideShape{8, 1}, kByteShape{8, 3};
-// Of warpgroups, likewise in warps.
-constexpr DecodeShape kWarpgroupShapes[] = {{8, 4, 64}, {8, 2, 64}, {4, 4, 64},
-                                            {4, 3, 64}, {4, 2, 64}, {4, 1, 64}};
+// Of warpgroups, likewise in warps; and in clusters, which leave room for what these exchange.
+constexpr DecodeShape kWarpgroupShapes[] = {{8, 4, 64}, {8, 2, 64}, {8, 1, 64}, {8, 1, 32},
+                                            {4, 4, 64}, {4, 2, 64}, {4, 1, 64}};
+constexpr DecodeShape kWarpgroupClusterShapes[] = {{8, 4, 64}, {4, 4, 64}, {4, 1, 64}};
 
 i32 rounded_up(i64 dim, i64 unit) {
   return static_cast<i32>(unit * max<i64>(ceil_div(dim, unit), 1));
@@ -38,15 +41,14 @@ i32 rounded_up(i64 dim, i64 unit) {
 
 // Rows of the boxes in which Hopper's copy engine brings keys to warpgroups; 0 where warps multiply
 // by themselves: 16 query rows or fewer, keys of 8 bits or which the engine cannot read, or of
-// whose pages it would find few rows together. Where bits may depend on the batch, warps are faster
-// at 64 dims (8 x 32k, 64 rows: 71.3 us and 77.2, H200, 2026-11-30).
+// whose pages it would find few rows together.
 i32 box_rows(const Problem& problem, const Gpu& gpu) {
   constexpr i64 kRowsOfWarp = 16;
   constexpr i64 kMostCoordinates = i64{1} << 30;
   constexpr i32 kMostRows = 64, kFewestRows = 8;
   const bool reads = gpu.compute_capability == 90 && !problem.is_quantised() &&
-                     !problem.may_plan_by_lengths() && decode_rows(problem) > kRowsOfWarp &&
-                     problem.kv_rows > 0 && (!problem.is_paged() || problem.num_pages > 0) &&
+                     decode_rows(problem) > kRowsOfWarp && problem.kv_rows > 0 &&
+                     (!problem.is_paged() || problem.num_pages > 0) &&
                      max(problem.kv_rows, problem.num_pages) < kMostCoordinates &&
                      sm90_layout_refusal(problem, Array::kK).empty() &&
                      sm90_layout_refusal(problem, Array::kV).empty();
@@ -105,7 +107,7 @@ i32 whole_cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80C
 }
 
 // Of clusters that divide the keys as blocks do: so large that a row tile has few parts; one or two
-// for each where lengths differ. Pages and warpgroups want all multiprocessors.
+// for each where lengths differ. Pages want all multiprocessors, and warpgroups, but for few parts.
 i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config& config) {
   constexpr i64 kFewRowTiles = 8;
   if (config.is_quantised()) return 1;
@@ -115,8 +117,8 @@ i32 cluster_size(const Problem& problem, const Gpu& gpu, const DecodeSm80Config&
     const bool are_few = row_tiles < kFewRowTiles && at_once <= kMostParts * row_tiles;
     const bool is_one_each = row_tiles <= at_once && are_tenths(size * row_tiles, gpu, 9);
     const bool is_half = row_tiles <= at_once && 2 * row_tiles >= at_once * 9 / 10 && size < 8;
-    const bool may_be_half = !config.paged && !config.in_warpgroups();
-    if (are_few || is_one_each || (is_half && may_be_half)) return static_cast<i32>(size);
+    const bool are_enough = is_one_each || (is_half && !config.paged);
+    if (are_few || (are_enough && !config.in_warpgroups())) return static_cast<i32>(size);
   }
   return 1;
 }
@@ -130,7 +132,8 @@ void set_cluster(DecodeSm80Config& config, const Problem& problem, const Gpu& gp
   DecodeSm80Config together = config;
   together.cluster = whole_cluster_size(problem, gpu, config);
   together.whole = together.cluster > 1;
-  if (!together.whole) together.cluster = cluster_size(problem, gpu, config);
+  const bool may_divide = !config.in_warpgroups() || max(config.d_qk, config.d_v) <= 128;
+  if (!together.whole && may_divide) together.cluster = cluster_size(problem, gpu, config);
   if (fits(together, gpu)) config = together;
 }
 
@@ -207,9 +210,9 @@ void set_shape(DecodeSm80Config& config, const Problem& problem, const Gpu& gpu)
   const bool is_one_warp = config.row_warps == 1;
   const auto takes = [&](const DecodeShape& shape) { return takes_shape(config, shape, gpu); };
   bool is_set = false;
-  if (config.in_warpgroups()) {  // in a cluster, if a shape leaves room for what it exchanges
+  if (config.in_warpgroups()) {
     const DecodeSm80Config before = config;
-    for (const DecodeShape& shape : kWarpgroupShapes) {
+    for (const DecodeShape& shape : kWarpgroupClusterShapes) {
       if (takes(shape)) set_cluster(config, problem, gpu);
       if (config.cluster > 1) return;
     }
@@ -263,6 +266,26 @@ void deal_row_tiles(DecodeSm80Config& config, const Problem& problem, const Gpu&
   config.stages = 1;
 }
 
+// Rows, their dims, and the shape; in warpgroups, or with 0 by warps. These are as fast or faster
+// of 32 rows or fewer up to 128 dims, but for clusters (8 x 32k, 32 rows at 64 dims: 62.3 and 65.1
+// us; 8 x 8k of 8 heads: 61.5, in clusters of two 51.0, H200, 2026-11-30).
+DecodeSm80Config with_tiles(const DecodeSm80Config& options, const Problem& problem, const Gpu& gpu,
+                            i32 box_rows) {
+  constexpr i64 kFewRows = 32, kNarrow = 128;
+  DecodeSm80Config config = options;
+  config.box_rows = box_rows;
+  config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
+  config.d_v = rounded_up(problem.dim_v, config.dim_unit());
+  set_rows(config, problem, gpu);
+  set_shape(config, problem, gpu);
+  const bool may_be_warps = box_rows != 0 && config.cluster == 1 && problem.may_plan_by_lengths();
+  if (may_be_warps && decode_rows(problem) <= kFewRows &&
+      max(problem.dim_qk, problem.dim_v) <= kNarrow) {
+    return with_tiles(options, problem, gpu, 0);
+  }
+  return config;
+}
+
 }  // namespace
 
 DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
@@ -283,13 +306,10 @@ DecodeSm80Config decode_sm80_config(const Problem& problem, const Gpu& gpu) {
   config.converts = config.quantised == DType::kFloat8E4M3 && gpu.compute_capability >= 89;
   config.one_query = problem.max_q == 1 && !problem.packed.q;
   config.score.negative_scale = !(problem.score_map.scale > kSmallestScale);
-  config.box_rows = box_rows(problem, gpu);
-  config.d_qk = rounded_up(problem.dim_qk, config.dim_unit());
-  config.d_v = rounded_up(problem.dim_v, config.dim_unit());
-  set_rows(config, problem, gpu);
-  set_shape(config, problem, gpu);
+  config = with_tiles(config, problem, gpu, box_rows(problem, gpu));
   deal_row_tiles(config, problem, gpu);
-  if (!problem.may_plan_by_lengths()) config.chunk_blocks = kChunkKeys / config.block_keys();
+  const i32 chunk_keys = config.in_warpgroups() ? kWarpgroupChunkKeys : kChunkKeys;
+  if (!problem.may_plan_by_lengths()) config.chunk_blocks = chunk_keys / config.block_keys();
   return config;
 }
 

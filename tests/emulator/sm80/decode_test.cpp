@@ -371,6 +371,11 @@ constexpr DecodeSm80Config in_warpgroups(DecodeSm80Config config, i32 row_warps 
 }
 constexpr DecodeSm80Config kWarpgroups = in_warpgroups(kPadded);
 constexpr DecodeSm80Config kWarpgroupOptions = in_warpgroups(kSixtyFour);
+constexpr DecodeSm80Config kWholeWarpgroups = [] {
+  DecodeSm80Config config = in_warpgroups(kPair);
+  config.whole = true;
+  return config;
+}();
 constexpr DecodeSm80Config kWarpgroupChunks = in_warpgroups(kChunks);
 constexpr DecodeSm80Config kTwoWarpgroups = [] {
   DecodeSm80Config config = in_warpgroups(kThirtyTwo, 8);
@@ -500,7 +505,9 @@ TEST(DecodeSm80, WarpgroupsOfEveryLength) {
     Request request = decode_request(random, DType::kBFloat16, {2, 2, 1 + length % 16, rows, 144});
     set_two_lengths(random, request, length, 144);
     expect_oracle<kWarpgroups>(random, request, 1 + static_cast<i32>(length % 7), seed);
-    if (length % 20 == 0) expect_oracle<in_warpgroups(kPair)>(random, request, 3, seed);
+    if (length % 20 != 0) continue;
+    expect_oracle<in_warpgroups(kPair)>(random, request, 3, seed);
+    expect_oracle<kWholeWarpgroups>(random, request, 4, seed);
   }
 }
 
