@@ -89,9 +89,11 @@ void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words,
 
 namespace {
 
-float widen(u32 word, u32 half, DType dtype) {
+// Number `part` of a word.
+float widen(u32 word, u32 part, DType dtype) {
   if (dtype == DType::kFloat32) return __builtin_bit_cast(float, word & 0xffffe000u);
-  const u16 bits = static_cast<u16>(word >> (16 * half));
+  if (dtype == DType::kFloat8E4M3) return to_float(e4m3{static_cast<u8>(word >> (8 * part))});
+  const u16 bits = static_cast<u16>(word >> (16 * part));
   return dtype == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
@@ -99,11 +101,11 @@ float widen(u32 word, u32 half, DType dtype) {
 
 void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DType dtype,
                         float* d) {
-  const u32 of_word = dtype == DType::kFloat32 ? 1 : 2;  // numbers
+  const u32 of_word = 4 / static_cast<u32>(size_bytes(dtype));  // numbers
   const u32 depth = 8 * of_word;
   const u32 rows = self().lane() / 4 * 4, columns = self().lane() % 4 * 8;  // their first lanes
   TensorCoreMatrix right(2, dtype);
-  float left[2][16];
+  float left[2][32];
   for (u32 k = 0; k < depth; ++k) {
     const u32 quad = k / of_word % 4, part = k / of_word / 4, half = k % of_word;
     for (u32 i = 0; i < 2; ++i) {

@@ -147,7 +147,10 @@ bool has_aligned_rows(const Problem& problem, Array last) {
   const auto is_aligned = [&](Array array) {
     const Tensor& tensor = problem.arrays[array];
     const bool is_kv = array == Array::kK || array == Array::kV;
-    bool fits = tensor.dtype == (is_kv ? problem.kv_dtype() : problem.dtype);
+    const DType needed = is_kv                ? problem.kv_dtype()
+                         : array == Array::kQ ? problem.q_dtype()
+                                              : problem.dtype;
+    bool fits = tensor.dtype == needed;
     fits = fits && tensor.strides[3] == 1;
     for (int axis = 0; axis < 3; ++axis) {
       fits =

@@ -45,8 +45,8 @@ bool sums_captures(const Problem& problem);
 std::string name_suffix(const ScoreOptions& score);
 std::string name_suffix(UserTerms user);  // "_own_score_own_mask"
 
-// Whether rows of q, k, v and `last` are 16-byte vectors at multiples of 16 bytes, and all of the
-// dtype of q.
+// Whether rows of q, k, v and `last` are 16-byte vectors at multiples of 16 bytes, `last` of the
+// dtype of the problem.
 bool has_aligned_rows(const Problem& problem, Array last);
 
 // Whether rows of mask and bias, where there are any, are 16-byte vectors at multiples of 16 bytes.

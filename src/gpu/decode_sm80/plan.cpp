@@ -159,7 +159,9 @@ bool prefers_decode_sm80(const Problem& problem, const Gpu& gpu) {
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
   for (const Array array : {Array::kMask, Array::kBias, Array::kQIds})
     if (problem.has(array)) return false;
-  if (problem.dropout.enabled() || problem.has_channel_scales()) return false;
+  if (problem.dropout.enabled() || problem.has_channel_scales() || problem.has_quantised_q()) {
+    return false;
+  }
   if (user_terms_of(problem).any()) return false;
   const bool fits = max(problem.dim_qk, problem.dim_v) <= kMaxDim && problem.heads_q > 0 &&
                     problem.heads_kv > 0 && has_aligned_rows(problem, Array::kV) &&

@@ -11,6 +11,7 @@
 #include "gpu/call.h"
 #include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm80/shapes.h"
+#include "gpu/forward_sm90/plan.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/params.h"
 #include "gpu/tile_lists.h"
@@ -21,11 +22,9 @@ namespace {
 
 constexpr i64 kMaxDim = 576;  // of q, k: rows of 16 queries and two blocks of 16 keys fit 99 KB
 constexpr double kSmallestScale = 0x1p-60;  // by which slopes of ALiBi and caps are divided
-// Up to 452 bytes with every option at d 256 (NVRTC 13.0, sm_90a), around the loop over the keys:
-// its path for blocks that every row sees whole reads none of them.
-constexpr size_t kSpillBytes = 512;
 
 std::span<const Sm80Shape> shapes_of(const Problem& problem) {
+  if (problem.has_quantised_q()) return kE4M3Shapes;
   if (problem.dtype != DType::kFloat32) return kShapes;
   if (problem.precision == Precision::kTf32) return kTf32Shapes;
   return k3xTf32Shapes;
@@ -68,6 +67,11 @@ ForwardSm80Config options_of(const Problem& problem) {
   config.score = compiled_options(problem);
   config.pair_aligned = has_aligned_pairs(problem);
   config.aligned = has_aligned_rows(problem, Array::kO);
+  if (problem.has_quantised_q()) {
+    config.dtype = problem.q_dtype();
+    config.o_dtype = problem.dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+    config.aligned = config.aligned && problem.arrays[Array::kO].dtype == config.o_dtype;
+  }
   config.fixed_length = has_fixed_length(problem);
   config.caches = problem.has_caches();
   return config;
@@ -78,7 +82,7 @@ ForwardSm80Config options_of(const Problem& problem) {
 bool needs_many_registers(const ForwardSm80Config& config) {
   const i32 options = num_options(config);
   if (config.dtype == DType::kFloat32) return options > 0 || !config.aligned;
-  return options + config.score.fp32_out > 1;
+  return !config.has_8_bits() && options + config.score.fp32_out > 1;
 }
 
 // A tile of a shape, with head dimensions as computed with. Long rows of V are cut into equal
@@ -86,9 +90,10 @@ bool needs_many_registers(const ForwardSm80Config& config) {
 void set_tile(ForwardSm80Config& config, const Problem& problem, const Sm80Shape& shape,
               bool many_registers) {
   const bool has_pairs = config.score.has_pair_terms();
-  config.d_qk = rounded_up(problem.dim_qk, 16);
+  config.d_qk = rounded_up(problem.dim_qk, config.has_8_bits() ? 32 : 16);
   const i64 parts = max<i64>(1, ceil_div(problem.dim_v, shape.max_v()));
-  const i64 unit = problem.dtype == DType::kFloat32 ? 32 : 16 * shape.warps_n;
+  const bool is_32_wide = config.dtype == DType::kFloat32 || config.has_8_bits();
+  const i64 unit = is_32_wide ? 32 : 16 * shape.warps_n;
   config.d_v = rounded_up(ceil_div(problem.dim_v, parts), unit);
   config.warps = shape.warps;
   config.warps_n = shape.warps_n;
@@ -166,23 +171,6 @@ i32 heads_per_group(const Problem& problem, const Gpu& gpu, const ForwardSm80Con
   return static_cast<i32>(ceil_div(heads, ceil_div(heads, wanted)));
 }
 
-KernelSpec spec(const ForwardSm80Config& config) {
-  const bool has_pairs = config.score.mask || config.score.bias != DType::kNone;
-  const bool pads = config.aligned && !config.even_k && !config.predicates_copies;
-  const std::string distinction = sentence(
-      config.dtype == DType::kFloat32 ? name(config.precision) : name(config.dtype), "_d",
-      config.d_qk, "_", config.d_v, "_", config.q_rows(), "x", config.kv_rows,
-      config.warps_n > 1 ? sentence("_warps_n", config.warps_n) : "", name_suffix(config.score),
-      has_pairs && !config.pair_aligned ? "_unaligned_pairs" : "",
-      config.aligned ? "" : "_unaligned", pads ? "_padded" : "",
-      config.fixed_length ? "_fixed_length" : "", config.caches ? "_caches" : "");
-  KernelSpec spec = on_tensor_cores(
-      spec_of<ForwardSm80Params>("forward_sm80/forward_sm80", "forward_sm80", distinction, config),
-      config, kSpillBytes);
-  spec.min_blocks = config.min_blocks;
-  return spec;
-}
-
 std::string refusal_of(const Problem& problem, const Gpu& gpu) {
   std::string refusal = sm80_refusal(problem, gpu);
   if (!refusal.empty()) return refusal;
@@ -190,6 +178,15 @@ std::string refusal_of(const Problem& problem, const Gpu& gpu) {
     return sentence("head dimensions of q and k go up to ", kMaxDim, "; they are ", problem.dim_qk);
   }
   return "";
+}
+
+// Of q, k and v of 8 bits.
+std::string refusal_of_e4m3(const Problem& problem, const Gpu& gpu) {
+  if (gpu.compute_capability < 89) {
+    return sentence("needs compute capability 8.9 (Ada) or later for products of ",
+                    name(problem.q_dtype()));
+  }
+  return refusal_of_8_bits(problem);
 }
 
 bool has_too_many_blocks(const Problem& problem, const ForwardSm80Config& config) {
@@ -215,7 +212,7 @@ class ForwardSm80Plan final : public GpuPlan {
       workspace_bytes = static_cast<size_t>(tile_lists_bytes(problem, *lists_));
       launches = {fill_tile_lists(problem, score_options_of(problem), *lists_, shape)};
     }
-    launches.push_back({spec(config), num_forward_sm80_blocks(attention, config)});
+    launches.push_back({forward_sm80_spec(config), num_forward_sm80_blocks(attention, config)});
   }
 
   void run(const Call& call) const override {
@@ -263,8 +260,9 @@ std::optional<ForwardSm80Config> forward_sm80_config(const Problem& problem, con
   const bool many_registers = needs_many_registers(config);
   // By three products one path through a block is 2 % faster than two (d 64 and 128, H200,
   // 2026-11-28); with options two of float32 do not fit the registers.
-  const bool is_float32 = problem.dtype == DType::kFloat32;
+  const bool is_float32 = config.dtype == DType::kFloat32;
   config.lazy_max = !is_float32 || (problem.precision == Precision::kTf32 && !many_registers);
+  if (config.has_8_bits()) config.lazy_max = false;  // e4m3 ends at 448
   for (const Sm80Shape& shape : shapes_of(problem)) {
     set_tile(config, problem, shape, many_registers);
     std::string reason = passed_over(shape, config, problem, gpu, many_registers);
@@ -299,11 +297,13 @@ PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
     return sentence("takes ", name(problem.cache_array()), " without an expression");
   }
   if (problem.has_records()) return "does not take k of records";
-  if (problem.is_quantised()) {
+  const bool has_8_bits = problem.has_quantised_q();
+  if (problem.is_quantised() && !has_8_bits) {
     return sentence("takes k and v of ", name(problem.kv_dtype()),
                     " beside few queries of 16 bits, in rows of 16-byte vectors");
   }
-  if (std::string refusal = refusal_of(problem, gpu); !refusal.empty()) return refusal;
+  std::string refusal = has_8_bits ? refusal_of_e4m3(problem, gpu) : refusal_of(problem, gpu);
+  if (!refusal.empty()) return refusal;
   std::vector<TileCandidate> compared;
   const std::optional<ForwardSm80Config> config = forward_sm80_config(problem, gpu, &compared);
   if (!config) {
@@ -314,78 +314,6 @@ PlanOrRefusal plan_forward_sm80(const Problem& problem, const Gpu& gpu) {
   auto plan = std::make_unique<ForwardSm80Plan>(problem, gpu, *config);
   plan->compared = std::move(compared);
   return plan;
-}
-
-namespace {
-
-// Head dimensions that between them use the widest and the narrowest tiles.
-constexpr i64 kCompiledDims[][2] = {{64, 64}, {128, 128}, {256, 256},
-                                    {96, 96}, {192, 128}, {576, 512}};
-
-std::vector<KernelSpec> specs_of(Problem problem, const Gpu& gpu) {
-  std::vector<KernelSpec> specs;
-  const auto add = [&](DType dtype) {
-    problem.dtype = dtype;
-    for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-      problem.arrays[array].dtype = dtype;
-    }
-    specs.push_back(spec(*forward_sm80_config(problem, gpu)));
-  };
-  for (const auto& [dim_qk, dim_v] : kCompiledDims) {
-    problem.dim_qk = dim_qk;
-    problem.dim_v = dim_v;
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) add(dtype);
-  }
-  return specs;
-}
-
-std::vector<KernelSpec> float32_specs_of(Problem problem, const Gpu& gpu) {
-  problem.dtype = DType::kFloat32;
-  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-    problem.arrays[array].dtype = problem.dtype;
-  }
-  std::vector<KernelSpec> specs;
-  for (const auto& [dim_qk, dim_v] : kCompiledDims) {
-    if (dim_qk > kMaxFloat32Dim) continue;
-    problem.dim_qk = dim_qk;
-    problem.dim_v = dim_v;
-    for (const Precision precision : {Precision::k3xTf32, Precision::kTf32}) {
-      problem.precision = precision;
-      specs.push_back(spec(*forward_sm80_config(problem, gpu)));
-    }
-  }
-  return specs;
-}
-
-}  // namespace
-
-std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu) {
-  Problem plain;
-  plain.score_map.scale = 1;
-  for (const Array array : {Array::kQ, Array::kK, Array::kV, Array::kO}) {
-    plain.arrays[array].strides[3] = 1;
-  }
-  Problem saving = plain;
-  saving.arrays[Array::kStats].dtype = DType::kFloat32;
-  saving.mask.window_left = 1;  // lengths are looked up
-  Problem capped = plain;
-  capped.score_map = {1, 50};
-  capped.arrays[Array::kAlibiSlopes].dtype = DType::kFloat32;
-  Problem pairs = plain;
-  pairs.arrays[Array::kMask].dtype = DType::kBool;
-  Problem all = capped;
-  all.arrays[Array::kBias].dtype = all.arrays[Array::kStats].dtype = DType::kFloat32;
-  all.dropout.threshold = 1;
-  Problem unaligned = all;
-  unaligned.arrays[Array::kQ].strides[3] = 2;
-  unaligned.packed = {true, true};
-  Problem over_caches = plain;
-  over_caches.arrays[Array::kKvStart].dtype = DType::kInt32;
-  return {specs_of(plain, gpu),      float32_specs_of(plain, gpu),
-          specs_of(saving, gpu),     specs_of(capped, gpu),
-          specs_of(pairs, gpu),      specs_of(all, gpu),
-          specs_of(unaligned, gpu),  float32_specs_of(unaligned, gpu),
-          specs_of(over_caches, gpu)};
 }
 
 }  // namespace fulmen::gpu

@@ -24,9 +24,15 @@ u32 forward_sm80_switches(const Problem& problem, const Gpu& gpu);
 std::optional<ForwardSm80Config> forward_sm80_config(
     const Problem& problem, const Gpu& gpu, std::vector<TileCandidate>* compared = nullptr);
 
+// The kernel of a config.
+KernelSpec forward_sm80_spec(const ForwardSm80Config& config);
+
 // One kernel for each set of options, each in the tiles of a card for several head dimensions, in
 // both dtypes: what CI compiles.
 std::vector<std::vector<KernelSpec>> forward_sm80_specs(const Gpu& gpu);
+
+// Those of e4m3, of a card whose tensor cores multiply it.
+std::vector<KernelSpec> forward_sm80_e4m3_specs(const Gpu& gpu);
 
 // Why neither pass of sm80 takes inputs of this dtype and precision, this card, or dropout where it
 // is drawn by positions; or "".

@@ -51,6 +51,10 @@ PlanOrRefusal plan_tiles_sm90(const Problem& problem, const Gpu& gpu, bool condi
 // The same for 16-bit inputs that precision "fp8" permits to be rounded to e4m3 (fp8.cpp).
 PlanOrRefusal plan_fp8_sm90(const Problem& problem, const Gpu& gpu);
 
+// Why tensor cores do not multiply quantised q, k and v as they are, in the forward kernels of
+// Hopper and of mma.sync; "" where they do, and of others.
+std::string refusal_of_8_bits(const Problem& problem);
+
 // Why no config of this kernel computes a problem; "" where one does.
 std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu);
 // Why the config that was made for it does not.

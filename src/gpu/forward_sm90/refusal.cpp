@@ -44,7 +44,8 @@ std::string refusal_of_caches(const Problem& problem) {
   return "";
 }
 
-// Of quantised q, k and v; "" of others.
+}  // namespace
+
 std::string refusal_of_8_bits(const Problem& problem) {
   if (!problem.is_quantised()) return "";
   if (problem.q_dtype() != DType::kFloat8E4M3) {
@@ -68,8 +69,6 @@ std::string refusal_of_8_bits(const Problem& problem) {
   }
   return "";
 }
-
-}  // namespace
 
 std::string forward_sm90_refusal(const Problem& problem, const Gpu& gpu) {
   if (gpu.compute_capability != 90) return "needs compute capability 9.0 (Hopper)";

@@ -219,7 +219,9 @@ bool prefers_mla_sm90(const Problem& problem, const Gpu& gpu) {
       (problem.num_pages <= 0 || problem.num_pages * problem.page_rows >= kMostSlots)) {
     return false;
   }
-  if (!has_values_in_keys(problem) || !has_aligned_o(problem)) return false;
+  if (!has_values_in_keys(problem) || !has_aligned_o(problem) || problem.has_quantised_q()) {
+    return false;
+  }
   if (problem.has_records()) return has_aligned_records(problem);
   return has_aligned_rows(problem, Array::kV) &&
          (!has_boxes(problem) || sm90_layout_refusal(problem, Array::kK).empty());

@@ -307,10 +307,10 @@ struct Head {
   }
 };
 
-// That of a config with a member of its own for caches.
+// That of a config with a member of its own for caches; of q, k and v of 8 bits in float32.
 template <auto kConfig>
-using HeadOf =
-    Head<kConfig.dtype, kConfig.caches, kConfig.dtype, kConfig.dtype, kConfig.score.user>;
+using HeadOf = Head<is_quantised(kConfig.dtype) ? DType::kFloat32 : kConfig.dtype, kConfig.caches,
+                    kConfig.dtype, kConfig.dtype, kConfig.score.user>;
 
 // Those of the backward pass of sm80.
 template <auto kConfig>

@@ -90,8 +90,18 @@ LaneRow<kDims, kSwizzled> right_columns(const SwizzledTile<kDims, kSwizzled>& ti
   return {tile, lane % 16, 2 * pair + lane / 16};
 }
 
-// S += A B over kSteps steps of 16 along the common axis; left(k, t): A's fragment of row tile t,
-// right(k, n): B's of columns 16 n .. + 15.
+// A product of 32 bytes of each row of A: 16 numbers of 16 bits, 32 of e4m3.
+template <DType kDType>
+inline void multiply_fragment(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (kDType == DType::kFloat8E4M3) {
+    ptx::mma_m16n8k32_e4m3(d, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16<kDType>(d, a, b0, b1);
+  }
+}
+
+// S += A B over kSteps steps of 32 bytes along the common axis; left(k, t): A's fragment of row
+// tile t, right(k, n): B's of columns 16 n .. + 15.
 template <ForwardSm80Config kConfig, i32 kSteps, i32 kFloats, class Left, class Right>
 inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, const Right& right) {
 #pragma unroll
@@ -104,8 +114,8 @@ inline void multiply(float (&S)[kConfig.row_tiles][kFloats], const Left& left, c
       const ptx::U32x4 b = right(k, n);
 #pragma unroll
       for (i32 t = 0; t < kConfig.row_tiles; ++t) {
-        ptx::mma_m16n8k16<kConfig.dtype>(&S[t][8 * n], a[t].word, b.word[0], b.word[1]);
-        ptx::mma_m16n8k16<kConfig.dtype>(&S[t][8 * n + 4], a[t].word, b.word[2], b.word[3]);
+        multiply_fragment<kConfig.dtype>(&S[t][8 * n], a[t].word, b.word[0], b.word[1]);
+        multiply_fragment<kConfig.dtype>(&S[t][8 * n + 4], a[t].word, b.word[2], b.word[3]);
       }
     }
   }
@@ -126,6 +136,76 @@ inline void multiply_columns(float (&O)[kConfig.row_tiles][kFloats], const Left&
                              const LaneRow<kDims, kConfig.swizzle>& right) {
   multiply<kConfig, kRows / 16>(
       O, left, [&](i32 k, i32 n) { return ptx::ldmatrix_x4_trans(right.at(kStride * n, 16 * k)); });
+}
+
+// O += P T of e4m3 over kRows rows of T, which lies row by row. A tensor core takes 8-bit operands
+// along the sum alone: of the pairs of bytes that ldmatrix transposes, those of one dim and four
+// rows are put together, so that of 16 dims fragments have the even ones and the odd ones. Rows 2
+// q, 2 q + 1, 8 + 2 q and 9 + 2 q of 16 are neighbours then, as a lane has its weights: left(k, t)
+// are those of 32 rows. Sums of kRows rows, which a tensor core cuts off, are added to O in
+// float32. order_dims() brings O into the order of dims.
+template <ForwardSm80Config kConfig, i32 kRows, i32 kDims, i32 kFloats, class Left>
+inline void multiply_columns_e4m3(float (&O)[kConfig.row_tiles][kFloats], const Left& left,
+                                  const SwizzledTile<kDims, kConfig.swizzle>& tile) {
+  using Tile = SwizzledTile<kDims, kConfig.swizzle>;
+  const u32 lane = lane_index();
+#pragma unroll
+  for (u32 n = 0; n < kFloats / 8; ++n) {
+    float sum[kConfig.row_tiles][8];
+    clear(sum);
+#pragma unroll
+    for (u32 k = 0; k < kRows / 32; ++k) {
+      // Rows 32 further exchange their vectors alike.
+      const u32 first = tile.address(lane, n) + k * 32 * Tile::kRowBytes;
+      const ptx::U32x4 x = ptx::ldmatrix_x4_trans(first);
+      const u32 even[2] = {ptx::permute(x.word[0], x.word[1], 0x6420),
+                           ptx::permute(x.word[2], x.word[3], 0x6420)};
+      const u32 odd[2] = {ptx::permute(x.word[0], x.word[1], 0x7531),
+                          ptx::permute(x.word[2], x.word[3], 0x7531)};
+#pragma unroll
+      for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+        const ptx::U32x4 a = left(i32(k), t);
+        ptx::mma_m16n8k32_e4m3(sum[t], a.word, even[0], even[1]);
+        ptx::mma_m16n8k32_e4m3(sum[t] + 4, a.word, odd[0], odd[1]);
+      }
+    }
+#pragma unroll
+    for (i32 t = 0; t < kConfig.row_tiles; ++t) {
+#pragma unroll
+      for (i32 i = 0; i < 8; ++i) O[t][8 * n + u32(i)] += sum[t][i];
+    }
+  }
+}
+
+// Of each 16 dims lane q of a quad has 4 q to 4 q + 3, the even ones before the odd ones; it gets
+// those that accumulators of 16 bits have: 2 q, 2 q + 1, 8 + 2 q, 9 + 2 q.
+template <i32 kTiles, i32 kFloats>
+inline void order_dims(float (&O)[kTiles][kFloats]) {
+  const u32 lane = lane_index();
+  const bool has_upper = lane % 2 != 0;
+  const auto value_of = [](float x, u32 from) {
+    return __builtin_bit_cast(float, ptx::shuffle(__builtin_bit_cast(i32, x), from));
+  };
+#pragma unroll
+  for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (i32 at = 0; at < kFloats; at += 8) {
+#pragma unroll
+      for (i32 h = 0; h < 4; h += 2) {
+        float* const x = O[t] + at + h;
+        const float own[4] = {x[0], x[4], x[1], x[5]};  // in the order of dims
+#pragma unroll
+        for (u32 far = 0; far < 2; ++far) {
+          const u32 from = lane / 4 * 4 + 2 * far + lane % 4 / 2;
+#pragma unroll
+          for (u32 i = 0; i < 2; ++i) {
+            const float lower = value_of(own[i], from), upper = value_of(own[2 + i], from);
+            x[4 * far + i] = has_upper ? upper : lower;
+          }
+        }
+      }
+    }
+  }
 }
 
 // A lane's way through kSpan neighbouring vector pairs of the rows of a tile, from pair number

@@ -34,7 +34,8 @@ struct PairConfig {
 };
 
 struct ForwardSm80Config {
-  DType dtype = DType::kBFloat16;
+  DType dtype = DType::kBFloat16;             // of q, k and v
+  DType o_dtype = DType::kNone;               // of o where it has 16 bits; none: dtype
   Precision precision = Precision::kFloat32;  // of float32: kTf32 or k3xTf32
   ScoreOptions score;
   i32 d_qk = 128;        // as computed with, a multiple of 16: zeros fill shorter rows up
@@ -76,8 +77,15 @@ struct ForwardSm80Config {
   // Exponents by subtraction, so that exp(0) is 1 to the last bit.
   constexpr bool subtracts_max() const { return score.fp32_out || !folded_scale; }
 
+  constexpr bool has_8_bits() const { return dtype == DType::kFloat8E4M3; }
+  constexpr DType output() const { return o_dtype == DType::kNone ? dtype : o_dtype; }
+  // The weight of the maximum, as a power of two: e4m3 ends at 448 and below 2^-10. By how much
+  // more a maximum may grow before weights follow.
+  constexpr float log2_unit() const { return has_8_bits() ? 4 : 0; }
+  constexpr float log2_growth() const { return 8 - log2_unit(); }
+
   constexpr i32 element_bytes() const { return static_cast<i32>(size_bytes(dtype)); }
-  // Tiles count 16-bit words: a row of float32 is one of twice as many.
+  // Tiles count 16-bit words: a row of float32 is one of twice as many, of e4m3 of half.
   constexpr i32 words(i32 dims) const { return dims * element_bytes() / 2; }
 
   // Whether P may outgrow the maximum that is subtracted by more than 2^100 before the end of the
@@ -138,6 +146,8 @@ struct ForwardSm80Config {
   constexpr i32 row_ranges_at() const { return own_ids_at() + own_ids_bytes(); }
   constexpr i32 exchange_at() const { return row_ranges_at() + row_range_bytes(); }
   constexpr i32 repeat_at() const { return exchange_at() + exchange_bytes(); }
+  // Whether a row of Q has room for one of O in 16 bits.
+  constexpr bool o_fits_q() const { return 2 * d_v <= d_qk * element_bytes(); }
   // O goes over all of it.
   constexpr i32 shared_bytes() const {
     return max(repeat_at() + 16,
@@ -148,8 +158,16 @@ struct ForwardSm80Config {
   constexpr const char* why_invalid() const {
     const bool is_float32 = dtype == DType::kFloat32;
     if (is_float32 ? precision == Precision::kFloat32
-                   : dtype != DType::kBFloat16 && dtype != DType::kFloat16) {
+                   : dtype != DType::kBFloat16 && dtype != DType::kFloat16 && !has_8_bits()) {
       return "the tensor cores have no product of this dtype and precision";
+    }
+    if (has_8_bits() && (d_qk % 32 != 0 || d_v % 32 != 0 || kv_rows % 32 != 0 || kv_rows > 128)) {
+      return "e4m3 has head dimensions that are multiples of 32 and sums over 32 to 128 keys";
+    }
+    if (has_8_bits() && (o_dtype == DType::kNone || lazy_max || interleaved || caches ||
+                         warps_n > 1 || score.has_pair_terms() || score.dropout ||
+                         score.score_mod || score.alibi || scales_scores())) {
+      return "e4m3 has warps with rows of their own, and masks that are intervals alone";
     }
     if (d_qk < 16 || d_qk % 16 != 0 || d_v < 16 || d_v % 16 != 0) {
       return "head dimensions are multiples of 16";
@@ -189,6 +207,7 @@ struct ForwardSm80Config {
 template <class Each>
 constexpr void for_each_field(const ForwardSm80Config& config, Each each) {
   each("dtype", config.dtype);
+  each("o_dtype", config.o_dtype);
   each("precision", config.precision);
   each("score", config.score);
   each("d_qk", config.d_qk);

@@ -7,6 +7,7 @@
 // Runs before any other use of shared memory by the warps of a group, all of them together.
 #pragma once
 
+#include "kernels/common/operand_scale.cuh"
 #include "kernels/common/warp_scores_sm80.cuh"
 #include "kernels/forward_sm80/softmax.cuh"
 #include "kernels/naive/naive.cuh"
@@ -69,7 +70,7 @@ struct StoreOutputSm80 {
 #pragma unroll
       for (i32 t = 0; t < kConfig.row_tiles; ++t) store_numbers(O[t], t);
     } else {
-      if constexpr (kConfig.d_v > kConfig.d_qk) {
+      if constexpr (!kConfig.o_fits_q()) {
         ptx::block_sync();  // all are done with Q, K and V, where O goes
       } else {
         ptx::warp_sync();  // the warp is done with its rows of Q, where O goes
@@ -84,8 +85,8 @@ struct StoreOutputSm80 {
 
  private:
   Tile tile() const {
-    const i32 dims = max(kConfig.d_qk, kConfig.d_v);
-    return {shared + Group::first_row() * dims * 2};
+    constexpr i32 kRowBytes = max(kConfig.d_qk * kConfig.element_bytes(), kConfig.d_v * 2);
+    return {shared + Group::first_row() * kRowBytes};
   }
 
   void stage(const Output& O) const {
@@ -98,7 +99,7 @@ struct StoreOutputSm80 {
         for (i32 n = 0; n < kConfig.warp_dims() / 8; ++n) {
           const float* const x = &O[t][4 * n + 2 * h];
           const u32 to = tile().address(16 * t + 8 * h + lane / 4, Group::vector(n));
-          ptx::store_shared(to + lane % 4 * 4, ptx::pack<kConfig.dtype>(x[0], x[1]));
+          ptx::store_shared(to + lane % 4 * 4, ptx::pack<kConfig.output()>(x[0], x[1]));
         }
       }
     }
@@ -203,12 +204,33 @@ struct ForwardEpilogueSm80 {
   }
 
  private:
-  static void normalize(Output& O, float factor) {
+  void normalize(Output& O, float factor) const {
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
       const float factors[2] = {quad_value(factor, 2 * t), quad_value(factor, 2 * t + 1)};
 #pragma unroll
       for (i32 at = 0; at < kConfig.warp_dims() / 2; ++at) O[t][at] *= factors[at / 2 % 2];
+      if constexpr (kConfig.has_8_bits()) scale_dims(O[t], factors);
+    }
+  }
+
+  // The scales of v: of a head, or of its dims. Rows that saw nothing stay 0.
+  void scale_dims(float (&row)[kConfig.warp_dims() / 2], const float (&factors)[2]) const {
+    const AttentionParams& p = head.p;
+    if (!p.v_scale.present()) return;
+    const i64 first = p.v_scale.offset(head.sequence.batch, head.kv_head, 0, first_dim);
+    const i32 last = static_cast<i32>(p.dim_v) - first_dim - 1;
+#pragma unroll
+    for (i32 at = 0; at < kConfig.warp_dims() / 2; at += 4) {
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        const i32 dim = 2 * at + 2 * static_cast<i32>(lane_index() % 4) + c;
+        const float scale = load_scale(p.v_scale, first + min(dim, last) * p.v_scale.strides[3]);
+#pragma unroll
+        for (i32 h = 0; h < 2; ++h) {
+          if (factors[h] != 0) row[at + 2 * h + c] *= scale;
+        }
+      }
     }
   }
 

@@ -17,102 +17,16 @@
 
 #include "kernels/attention/block_range.cuh"
 #include "kernels/common/faults.cuh"
-#include "kernels/common/warp_mma_float32_sm80.cuh"
+#include "kernels/common/operand_scale.cuh"
 #include "kernels/common/warp_scores_sm80.cuh"
 #include "kernels/forward_sm80/epilogue.cuh"
 #include "kernels/forward_sm80/mask.cuh"
 #include "kernels/forward_sm80/producer.cuh"
+#include "kernels/forward_sm80/products.cuh"
 #include "kernels/forward_sm80/scheduler.cuh"
 #include "kernels/forward_sm80/softmax.cuh"
 
 namespace fulmen {
-
-// The matrix products of a warp, on tiles in shared memory.
-template <ForwardSm80Config kConfig>
-struct ForwardProductsSm80 {
-  static constexpr bool kIsFloat32 = kConfig.dtype == DType::kFloat32;
-  static constexpr i32 kTiles = kConfig.row_tiles;
-  using Group = RowGroupSm80<kConfig>;
-  using QTile = SwizzledTile<kConfig.words(kConfig.d_qk), kConfig.swizzle>;
-  using VTile = SwizzledTile<kConfig.words(kConfig.d_v), kConfig.swizzle>;
-  using Scores = float[kTiles][kConfig.warp_columns() / 2];
-  using Output = float[kTiles][kConfig.warp_dims() / 2];
-
-  QTile q;
-  Group group;
-  Output O;
-  ptx::U32x4 q_registers[kConfig.q_in_registers ? kConfig.d_qk / 16 : 1][kTiles];
-
-  ForwardProductsSm80(QTile q_tile, Group group_) : q(q_tile), group(group_) {}
-
-  void rescale(const float (&factor)[kTiles][2]) {
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.warp_dims() / 2; ++i) O[t][i] *= factor[t][i / 2 % 2];
-    }
-  }
-
-  // Q has arrived.
-  void load_q_registers() {
-    const auto rows = left_rows(q, Group::first_row());
-#pragma unroll
-    for (i32 step = 0; step < kConfig.d_qk / 16; ++step) {
-#pragma unroll
-      for (i32 t = 0; t < kTiles; ++t)
-        q_registers[step][t] = ptx::ldmatrix_x4(rows.at(step, 16 * t));
-    }
-  }
-
-  // S = Q K^T
-  void multiply_q_k(Scores& S, const QTile& k) const {
-    const auto rows = left_rows(q, Group::first_row());
-    const auto keys = right_rows(k, Group::warp_n() * kConfig.warp_columns());
-    const auto left = [&](i32 step, i32 t) {
-      if constexpr (kConfig.q_in_registers) return q_registers[step][t];
-      return ptx::ldmatrix_x4(rows.at(step, 16 * t));
-    };
-    if constexpr (kIsFloat32) {
-      multiply_rows_float32<kConfig, kConfig.d_qk>(S, left, keys);
-    } else {
-      multiply_rows<kConfig, kConfig.d_qk>(S, left, keys);
-    }
-  }
-
-  // O += P V
-  void multiply_p_v(const Scores& S, const VTile& v) {
-    if constexpr (kIsFloat32) {
-      multiply_columns_float32<kConfig>(O, S, v);
-    } else {
-      multiply_rounded_p_v(S, v);
-    }
-  }
-
- private:
-  void multiply_rounded_p_v(const Scores& S, const VTile& v) {
-    u32 P[kTiles][kConfig.warp_columns() / 4];
-#pragma unroll
-    for (i32 t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (i32 i = 0; i < kConfig.warp_columns() / 4; ++i) {
-        P[t][i] = ptx::pack<kConfig.dtype>(S[t][2 * i], S[t][2 * i + 1]);
-      }
-    }
-    const auto values = right_columns(v, Group::warp_n());
-    const auto multiply = [&](const auto& left) {
-      multiply_columns<kConfig, kConfig.kv_rows, Group::kWarpsN>(O, left, values);
-    };
-    if constexpr (Group::kIsOneWarp) {
-      multiply([&](i32 k, i32 t) {
-        return ptx::U32x4{{P[t][4 * k], P[t][4 * k + 1], P[t][4 * k + 2], P[t][4 * k + 3]}};
-      });
-    } else {
-      group.store_p(P);
-      const auto rows = left_rows(group.p_tile(), Group::first_row());
-      multiply([&](i32 k, i32 t) { return ptx::ldmatrix_x4(rows.at(k, 16 * t)); });
-    }
-  }
-};
 
 // One iteration of a warp, on a block of keys that has arrived: S = Q K^T, softmax, O += P V, in
 // one of two ways. A block that all its rows see whole keeps the maximum that there is, so that
@@ -133,6 +47,7 @@ struct ForwardMainloopSm80 {
   ForwardSoftmaxSm80<kConfig> softmax;
   RowRangesSm80<kConfig> row_ranges;
   ListedBlocksSm80<kConfig> listed;
+  float sign;             // of the scale of q and k; 1 but of 8 bits
   bool is_smooth = true;  // softcap has been a polynomial so far
 
   // For the block's queries from `first_row` on, dims of V from `first_dim` on.
@@ -143,8 +58,9 @@ struct ForwardMainloopSm80 {
         producer(head_, first_row, first_dim, shared),
         group{shared + kConfig.exchange_at()},
         products({shared}, group),
-        softmax(static_cast<float>(head.p.score_map.scale)),
-        listed(lists, head.index, head.head, head.p.heads_q, first_row) {}
+        softmax(static_cast<float>(head.p.score_map.scale) * scale_of_operands().size),
+        listed(lists, head.index, head.head, head.p.heads_q, first_row),
+        sign(scale_of_operands().sign) {}
 
   // The step that a block of keys needs, if any.
   void process_block(i32 block_column, i32 slot, bool is_first, bool may_keep_max) {
@@ -165,6 +81,21 @@ struct ForwardMainloopSm80 {
   }
 
  private:
+  OperandScale scale_of_operands() const {
+    if constexpr (!kConfig.has_8_bits()) return {};
+    return operand_scale(head.p, head.sequence.batch, head.head, head.kv_head);
+  }
+  // Times their sign: the softmax knows positive scales alone.
+  void sign_scores(Scores& S) const {
+    if constexpr (!kConfig.has_8_bits()) return;
+    if (sign == 1) return;
+#pragma unroll
+    for (i32 t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (float& s : S[t]) s *= sign;
+    }
+  }
+
   WarpScores<kConfig> scores() const { return {head, warp_row}; }
   // Of the warp, in a block of keys from `block_column` on.
   static i32 first_column(i32 block_column) {
@@ -222,6 +153,7 @@ struct ForwardMainloopSm80 {
     constexpr bool kFetchesKEarly = !kConfig.lazy_max;
     if constexpr (kConfig.single_buffer && kFetchesKEarly) producer.wait_v_fetch_k();
     if (is_first && !kConfig.single_buffer) producer.await_first_v();
+    sign_scores(S);
     scores().map(S, first_column(block_column));
     apply_pairs<true>(S, slot);
     producer.documents.hide(S, slot);
@@ -285,6 +217,7 @@ struct ForwardSm80 {
 #pragma unroll 1
       for (bool may_keep_max = kConfig.lazy_max;; may_keep_max = false) {
         mainloop(begin, end, may_keep_max);
+        loop.products.finish();
         bad_rows = epilogue().find_bad_rows(loop.softmax, loop.products.O);
         if (!kConfig.may_repeat() || !may_keep_max || begin >= end) break;
         if (ptx::any(bad_rows != 0) && lane_index() == 0) ptx::store_shared(repeat, 1);

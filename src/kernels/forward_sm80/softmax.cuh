@@ -93,7 +93,7 @@ struct ForwardSoftmaxSm80 {
         grown = ptx::max(grown, block_max[t][h] - shift[t][h]);
       }
     }
-    if (kConfig.lazy_rescale && !ptx::any(grown * scale_log2 > 8)) return false;
+    if (kConfig.lazy_rescale && !ptx::any(grown * scale_log2 > kConfig.log2_growth())) return false;
 #pragma unroll
     for (i32 t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -149,7 +149,8 @@ struct ForwardSoftmaxSm80 {
 #pragma unroll
       for (i32 h = 0; h < 2; ++h) {
         const float base = has_shift ? shift[t][h] : base_of(t, h);
-        const float offset = exponent.offset(subtracts ? 0.f : -base * scale_log2, t, h);
+        const float offset =
+            exponent.offset(kConfig.log2_unit() - (subtracts ? 0.f : base * scale_log2), t, h);
         block_sum[t][h] = 0;
 #pragma unroll
         for (i32 i = 2 * h; i < kFloats; i += 4) {
@@ -220,7 +221,7 @@ struct ForwardSoftmaxSm80 {
       if (shift == -kInfinity<float>) return 1;
       const float product = shift * scale_log2;
       const float rounding = is_folded ? ptx::fma(shift, scale_log2, -product) : 0.f;
-      return ptx::exp2((shift - row_max) * scale_log2 - rounding);
+      return ptx::exp2((shift - row_max) * scale_log2 - rounding - kConfig.log2_unit());
     }
     // The row's softmax in nats.
     State state() const { return {row_max * scale, sum * to_row_max()}; }

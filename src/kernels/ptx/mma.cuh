@@ -58,6 +58,15 @@ inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   }
 }
 
+// mma.sync.aligned.m16n8k32.row.col of e4m3, from Ada on (Hopper widens to float16): bytes take the
+// place of 16-bit numbers, four of a, or of b, where two are above.
+inline void mma_m16n8k32_e4m3(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // mma.sync.aligned.m16n8k8.row.col, float32 words of which the tensor core reads the upper 19 bits:
 //   a   0: row g, column q   1: row g + 8   2: row g, column + 4   3: row g + 8, + 4
 //   b   0: row q, column g   1: row + 4

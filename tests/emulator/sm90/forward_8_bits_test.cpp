@@ -5,9 +5,8 @@
 // it, scales of both signs, dense and packed sequences of every length around a block of keys, and
 // values that are NaN. An error beyond that of weights of 4 significant bits is none of rounding.
 #include <cmath>
-#include <numeric>
-#include <random>
 
+#include "../eight_bits.h"
 #include "kernels/forward_sm90/values.cuh"
 #include "launch_forward.h"
 
@@ -57,68 +56,6 @@ constexpr ForwardSm90Config kCausal128 = of_8_bits(128, 128, MaskKind::kRight);
 constexpr ForwardSm90Config kCausal160 = of_8_bits(160, 128, MaskKind::kRight);
 constexpr ForwardSm90Config kCausal256 = of_8_bits(256, 128, MaskKind::kRight);
 
-template <class T>
-Tensor tensor_of(std::vector<T>& memory, DType dtype, std::initializer_list<i64> shape) {
-  Tensor tensor{memory.data(), dtype, static_cast<int>(shape.size())};
-  std::copy(shape.begin(), shape.end(), tensor.shape);
-  i64 stride = 1;
-  for (int axis = tensor.rank; axis-- > 0;) {
-    tensor.strides[axis] = stride;
-    stride *= tensor.shape[axis];
-  }
-  memory.resize(static_cast<size_t>(stride) + 16);  // of which the first is at a multiple of 16
-  tensor.data = memory.data() + (16 - reinterpret_cast<u64>(memory.data()) % 16) % 16 / sizeof(T);
-  return tensor;
-}
-
-// A request of 4 query heads over 2 key heads, or with `cu` packed.
-struct EightBits {
-  std::vector<u8> q, k, v;
-  std::vector<float> q_scale, k_scale, v_scale, sinks, lse, stats, o_wide;
-  std::vector<u16> o;
-  std::vector<i32> cu_q, cu_kv;
-  Request request;
-  std::mt19937 random{7};
-
-  EightBits(i64 batch, i64 q_rows, i64 kv_rows, i64 dim, bool is_packed, float q_sign) {
-    const auto array = [&](auto& memory, DType dtype, i64 heads, i64 rows, i64 last) {
-      return is_packed ? tensor_of(memory, dtype, {heads, rows, last})
-                       : tensor_of(memory, dtype, {batch, heads, rows, last});
-    };
-    Arrays& arrays = request.arrays;
-    arrays[Array::kQ] = array(q, DType::kFloat8E4M3, 4, q_rows, dim);
-    arrays[Array::kK] = array(k, DType::kFloat8E4M3, 2, kv_rows, dim);
-    arrays[Array::kV] = array(v, DType::kFloat8E4M3, 2, kv_rows, dim);
-    arrays[Array::kO] = array(o_wide, DType::kFloat32, 4, q_rows, dim);
-    arrays[Array::kQScale] = tensor_of(q_scale, DType::kFloat32, {4, 1, 1});
-    arrays[Array::kKScale] = tensor_of(k_scale, DType::kFloat32, {2, 1, 1});
-    arrays[Array::kVScale] = tensor_of(v_scale, DType::kFloat32, {2, 1, dim});
-    for (const Array each : {Array::kQ, Array::kK, Array::kV}) {
-      fill(arrays[each], [&] { return normal() * 2; });
-    }
-    for (const Array each : {Array::kQScale, Array::kKScale, Array::kVScale}) {
-      fill(arrays[each], [&] { return 0.3 + 0.1 * normal(); });
-    }
-    fill(arrays[Array::kQScale], [&, head = 0]() mutable { return ++head % 2 ? q_sign : 0.5; });
-  }
-
-  double normal() {
-    double sum = 0;
-    for (int i = 0; i < 4; ++i) sum += static_cast<double>(random() >> 8) * 0x1p-24 - 0.5;
-    return 1.7 * sum;
-  }
-
-  template <class Draw>
-  static void fill(const Tensor& tensor, Draw draw) {
-    const i64 count = std::accumulate(tensor.shape, tensor.shape + tensor.rank, i64{1},
-                                      [](i64 a, i64 b) { return a * b; });
-    for (i64 i = 0; i < count; ++i) {
-      store_real(static_cast<char*>(tensor.data) + i * size_bytes(tensor.dtype), tensor.dtype,
-                 draw());
-    }
-  }
-};
-
 // V, and the byte behind it, as the emulator's checker knows them.
 emulator::GlobalMemory memory_of(const Tensor& v) {
   emulator::GlobalArray known{"v", v.data, size_bytes(v.dtype)};
@@ -167,48 +104,10 @@ void run_of_8_bits(const Problem& problem, u32 seed) {
                    [&] { forward_sm90<kConfig>(arguments); });
 }
 
-// The problem with o in 16 bits.
-Problem with_output_of_16_bits(EightBits& given, DType dtype = DType::kBFloat16) {
-  Request narrow = given.request;
-  Tensor& o = narrow.arrays[Array::kO];
-  given.o.resize(given.o_wide.size() + 8);
-  o.data = given.o.data() + (16 - reinterpret_cast<u64>(given.o.data()) % 16) % 16 / 2;
-  o.dtype = dtype;
-  return validate(narrow, Pointers::kChecked);
-}
-
-// |o - oracle| <= 2^-4 sum p |v|, which is the most that weights of 4 bits are off, and a little.
 template <ForwardSm90Config kConfig>
 void expect_close_of_8_bits(EightBits& given, DType o_dtype, u32 seed) {
-  const Problem problem = with_output_of_16_bits(given, o_dtype);
-  const Tensor& o = problem.arrays[Array::kO];
-  run_of_8_bits<kConfig>(problem, seed);
-  std::vector<double> got;
-  const i64 count = static_cast<i64>(given.o_wide.size()) - 16;
-  for (i64 i = 0; i < count; ++i) {
-    got.push_back(load_real(static_cast<char*>(o.data) + 2 * i, o_dtype));
-  }
-  const std::vector<float> lse = given.lse;
-  cpu::scalar_forward(validate(given.request, Pointers::kChecked));
-  const float* const wide = static_cast<float*>(given.request.arrays[Array::kO].data);
-  const std::vector<float> expected(wide, wide + count);
-  for (size_t i = 0; i < lse.size(); ++i) {
-    if (std::isfinite(given.lse[i])) {
-      ASSERT_NEAR(lse[i], given.lse[i], 2e-3) << "seed " << seed << ", row " << i;
-    } else {
-      ASSERT_EQ(lse[i], given.lse[i]) << "seed " << seed << ", row " << i;
-    }
-  }
-  for (u8& byte : given.v) byte &= 0x7f;
-  for (float& scale : given.v_scale) scale = std::fabs(scale);
-  cpu::scalar_forward(validate(given.request, Pointers::kChecked));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << "seed " << seed << ", " << i;
-    if (std::isnan(got[i])) continue;
-    ASSERT_NEAR(got[i], static_cast<double>(expected[i]),
-                0.07 * static_cast<double>(wide[i]) + 1e-3)
-        << "seed " << seed << ", " << i;
-  }
+  fulmen::test::expect_close_of_8_bits(
+      given, o_dtype, seed, [&](const Problem& problem) { run_of_8_bits<kConfig>(problem, seed); });
 }
 
 template <ForwardSm90Config kConfig>
@@ -233,22 +132,7 @@ TEST(ForwardSm90Of8Bits, IsCausalAcrossBlocksOfKeys) {
 template <ForwardSm90Config kConfig>
 void expect_close_packed(u32 seed) {
   EightBits given(1, 90, 300, kConfig.d_v, true, 0.3f);
-  given.request.options.causal = true;
-  given.request.options.window_left = 140;
-  Arrays& arrays = given.request.arrays;
-  arrays[Array::kCuQ] = tensor_of(given.cu_q, DType::kInt32, {5});
-  arrays[Array::kCuKv] = tensor_of(given.cu_kv, DType::kInt32, {5});
-  const i32 offsets[2][5] = {{0, 1, 1, 70, 88}, {0, 33, 33, 250, 299}};
-  std::copy_n(offsets[0], 5, static_cast<i32*>(arrays[Array::kCuQ].data));
-  std::copy_n(offsets[1], 5, static_cast<i32*>(arrays[Array::kCuKv].data));
-  // NaN behind the last key of a sequence: the next one's first, and what is nobody's.
-  u8* const v = static_cast<u8*>(arrays[Array::kV].data);
-  v[33 * kConfig.d_v + 5] = 0x7f;
-  std::fill_n(v + 299 * kConfig.d_v, kConfig.d_v, u8{0x7f});
-  arrays[Array::kSinks] = tensor_of(given.sinks, DType::kFloat32, {4});
-  EightBits::fill(arrays[Array::kSinks], [&] { return given.normal(); });
-  arrays[Array::kLse] = tensor_of(given.lse, DType::kFloat32, {4, 90});
-  arrays[Array::kStats] = tensor_of(given.stats, DType::kFloat32, {4, 90, 2});
+  given.pack_with_sinks();
   expect_close_of_8_bits<kConfig>(given, DType::kFloat16, seed);
 }
 

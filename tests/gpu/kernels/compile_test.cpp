@@ -177,8 +177,10 @@ TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }
 
 // A100 and H100 have room for wide tiles; those of a GeForce fit every architecture.
 TEST(CompileKernels, Sm80Forward) {
-  expect_compile({{forward_sm80_specs(gpu_named("rtx4090")), 3, kNarrow},
-                  {forward_sm80_specs(gpu_named("a100")), 1, {"sm_80"}}});
+  expect_compile(
+      {{forward_sm80_specs(gpu_named("rtx4090")), 3, kNarrow},
+       {forward_sm80_specs(gpu_named("a100")), 1, {"sm_80"}},
+       {{forward_sm80_e4m3_specs(gpu_named("rtx4090"))}, 1, {"sm_89", "sm_120a", "sm_90a"}}});
 }
 
 TEST(CompileKernels, Sm80Decode) {

@@ -63,6 +63,7 @@ def precision_of(run: Run) -> str:
     if run.case.precision:
         return run.case.precision if may_be or run.case.precision != "fp8" else ""
     eight_bits = run.case.eight_bits and run.case.kv_dtype == "float8_e4m3fn"
+    may_be = may_be or (run.where["backend"] != "cpu" and run.where["implementation"] == "sm80")
     return "e4m3" if may_be and eight_bits else ""
 
 

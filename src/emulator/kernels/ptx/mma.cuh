@@ -46,6 +46,11 @@ inline void mma_m16n8k16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   emulator::multiply_fragments(exchange_operands(a, b0, b1, 2 * 16 * 8 * 16), kDType, d);
 }
 
+inline void mma_m16n8k32_e4m3(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  emulator::multiply_fragments(exchange_operands(a, b0, b1, 2 * 16 * 8 * 32), DType::kFloat8E4M3,
+                               d);
+}
+
 inline void mma_m16n8k8_tf32(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   emulator::multiply_fragments(exchange_operands(a, b0, b1, 2 * 16 * 8 * 8), DType::kFloat32, d);
 }
