@@ -17,13 +17,14 @@ namespace {
 
 using enum Axis;
 
-constexpr AxisList kOfRows{4, 2, 0, {kBatch, kHead, kNewRow, kDimQk}, {0, 1, 2, 3}};
-constexpr AxisList kOfConstant{4, 1, 3, {kBatch, kHead, kOne, kDimQk}, {0, 1, 2, 3}};
-constexpr AxisList kOfScale{4, 1, 4, {kBatch, kHead, kNewRow, kDimQk}, {0, 1, 2, 3}};
-constexpr AxisList kOfLengths{1, 1, 0, {kSequence}, {3}};
+constexpr AxisList kQuantisedRowAxes{4, 2, 0, {kBatch, kHead, kNewRow, kDimQk}, {0, 1, 2, 3}};
+constexpr AxisList kConstantAxes{4, 1, 3, {kBatch, kHead, kOne, kDimQk}, {0, 1, 2, 3}};
+constexpr AxisList kGroupScaleAxes{4, 1, 4, {kBatch, kHead, kNewRow, kDimQk}, {0, 1, 2, 3}};
+constexpr AxisList kCountedRowAxes{1, 1, 0, {kSequence}, {3}};
 
 // In the order of kQuantiseArrays.
-constexpr AxisList kQuantiseLists[] = {kOfRows, kOfRows, kOfConstant, kOfScale, kOfLengths};
+constexpr AxisList kQuantiseLists[] = {kQuantisedRowAxes, kQuantisedRowAxes, kConstantAxes,
+                                       kGroupScaleAxes, kCountedRowAxes};
 static_assert(std::size(kQuantiseLists) == std::size(kQuantiseArrays));
 
 void check_quantise_presence(const QuantiseProblem& given) {
@@ -69,7 +70,7 @@ void check_quantise_dtypes(const QuantiseProblem& given) {
 }
 
 Sizes measure_quantise(QuantiseProblem& problem) {
-  const Tensor x = normal_form(problem.x, kOfRows);
+  const Tensor x = normal_form(problem.x, kQuantisedRowAxes);
   QuantiseExtents& extents = problem.extents;
   extents.batch = x.shape[0];
   extents.heads = x.shape[1];

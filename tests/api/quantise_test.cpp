@@ -71,7 +71,7 @@ TEST(QuantiseAbi, FindsConstantsAndScales) {
   EXPECT_THAT(call.values, ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
 }
 
-void remove(fulmen_tensor& tensor) {
+void make_absent(fulmen_tensor& tensor) {
   tensor.data = nullptr;
   tensor.rank = 0;
 }
@@ -84,9 +84,9 @@ struct QuantiseRefusal {
 };
 
 constexpr QuantiseRefusal kQuantiseRefusals[] = {
-    {"no x", [](QuantiseCall& call) { remove(call.given.x); }, FULMEN_ERROR_ARGUMENT,
+    {"no x", [](QuantiseCall& call) { make_absent(call.given.x); }, FULMEN_ERROR_ARGUMENT,
      "x is missing; (batch, head, row, dim) is needed"},
-    {"no values", [](QuantiseCall& call) { remove(call.given.values); }, FULMEN_ERROR_ARGUMENT,
+    {"no values", [](QuantiseCall& call) { make_absent(call.given.values); }, FULMEN_ERROR_ARGUMENT,
      "values is missing"},
     {"rotate", [](QuantiseCall& call) { call.given.rotate = 2; }, FULMEN_ERROR_ARGUMENT,
      "rotate is 2; allowed is 0 or 1"},
