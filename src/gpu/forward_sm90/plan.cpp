@@ -49,13 +49,14 @@ i32 heads_per_tile(const Problem& problem, const ForwardSm90Config& config) {
 
 // ALiBi, bias and a user's score take keys out of the range that the first block sets, a mask sets
 // none, nor may lists of tiles, which float16 needs, and the assembler serialises the products of
-// documents at d 64 with any other rule (C7514).
+// documents, and of dropout beside float32 O, at d 64 with any other rule (C7514).
 ShiftRule shift_rule(const ForwardSm90Config& config) {
   const ScoreOptions& score = config.score;
   if (score.alibi || score.bias != DType::kNone || score.mask || score.user.score ||
       (score.user.mask && !score.mask_tiles) ||
       (score.has_tile_lists() && config.dtype == DType::kFloat16) ||
-      (score.documents && max(config.d_qk, config.d_v) <= 64)) {
+      ((score.documents || (score.dropout && score.fp32_out)) &&
+       max(config.d_qk, config.d_v) <= 64)) {
     return ShiftRule::kWhenGrown;
   }
   return config.dtype == DType::kBFloat16 ? ShiftRule::kFirstBlock : ShiftRule::kWhenSumGrew;
@@ -91,7 +92,8 @@ ForwardSm90Config options_of(const Problem& problem) {
   if (config.score.score_mod) config.score.negative_scale = false;  // the modifier takes any scale
   config.skips_documents = config.score.documents;
   config.score.mask_tiles = has_mask_tiles(problem);
-  config.stage_output = !config.score.varlen && !config.score.fp32_out;
+  config.stage_output = !config.score.varlen &&
+                        (!config.score.fp32_out || ForwardSm90Config::stages_floats(config.d_v));
   config.shift_rule = shift_rule(config);
   config.heads_per_tile = heads_per_tile(problem, config);
   set_tiled_pairs(config, problem);

@@ -36,6 +36,26 @@ inline void stage_output_tile(const float (&O)[kFloats], u32 tile, u32 chunk_byt
   }
 }
 
+// A tile of floats in shared memory: chunks of 32 columns, else as above. `own` is the thread's
+// first row, the other 8 further. Floats must not be stored as products left them: ptxas would
+// serialise those (C7514).
+template <bool kSwizzle>
+struct FloatTile {
+  u32 address;
+  u32 chunk_bytes;
+
+  // Of row 0 or 1 of the thread, its two columns of the eight from `column` on.
+  void store(i32 row, i32 column, ptx::F32x2 x) const {
+    const u32 lane = ptx::thread_index() % 32;
+    const u32 own = ptx::thread_index() % 128 / 32 * 16 + lane / 4 + 8 * u32(row);
+    const u32 vector = u32(column) % 32 / 4 + lane % 4 / 2;
+    const u32 at = address + u32(column) / 32 * chunk_bytes + own * 128 +
+                   (kSwizzle ? vector ^ own % 8 : vector) * 16 + lane % 2 * 8;
+    ptx::store_shared_x2(
+        at, {{__builtin_bit_cast(u32, x.word[0]), __builtin_bit_cast(u32, x.word[1])}});
+  }
+};
+
 // Sets row 0 or 1 of the thread to 0.
 template <i32 kFloats>
 inline void clear_row(float (&O)[kFloats], i32 row) {
@@ -77,31 +97,44 @@ inline void store_output_row(const float (&O)[kFloats], i32 row, float* out, boo
   }
 }
 
-// out = mine times a row of the tile + other times what `out` holds, which says nothing where that
-// is 0; of rows on multiples of 8 bytes. What is there is asked for kAhead columns at a time. 16
-// bytes a thread, by an exchange within pairs of lanes, make ptxas serialise the products (C7511).
-template <i32 kFloats>
-inline void join_output_row(const float (&O)[kFloats], i32 row, float mine, float* out, float other,
-                            bool inside, i32 dims) {
+// What becomes of a row of the tile that joins the part of it in memory.
+struct JoinedRow {
+  float* part;  // at a multiple of 8 bytes
+  float mine, other;
+  bool inside;  // of the sequence
+  bool counts;  // else the row stays as it is
+};
+
+// take(column, pair): mine times columns kFirst to kEnd of row `row` of the tile + other times what
+// is in memory, which says nothing where that is 0; if the row does not count, what is there, if
+// kStays says that this is wanted. Asked for kAhead columns at a time. 16 bytes a thread, by an
+// exchange within pairs of lanes, make ptxas serialise the products (C7511).
+template <i32 kFirst, i32 kEnd, bool kStays, i32 kFloats, class Take>
+inline void join_output_row(const float (&O)[kFloats], i32 row, const JoinedRow& joined, i32 dims,
+                            const Take& take) {
   constexpr i32 kAhead = 64;
-  out += 2 * (ptx::thread_index() % 4);
-  dims -= 2 * (ptx::thread_index() % 4);
+  const float* const part = joined.part + 2 * (ptx::thread_index() % 4);
+  dims -= 2 * i32(ptx::thread_index() % 4);
+  const bool asks = joined.inside && (joined.counts ? joined.other != 0 : kStays);
 #pragma unroll
-  for (i32 begin = 0; begin < 2 * kFloats; begin += kAhead) {
-    ptx::F32x2 part[kAhead / 8] = {};
+  for (i32 begin = kFirst; begin < kEnd; begin += kAhead) {
+    ptx::F32x2 there[kAhead / 8] = {};
 #pragma unroll
     for (i32 n = 0; n < kAhead / 8; ++n) {
       const i32 column = begin + 8 * n;
-      const bool is_there = inside && column < dims && other != 0;
-      if (column < 2 * kFloats && is_there) part[n] = ptx::load_l2_x2(out + column);
+      if (column < kEnd && asks && column < dims) there[n] = ptx::load_l2_x2(part + column);
     }
 #pragma unroll
     for (i32 n = 0; n < kAhead / 8; ++n) {
       const i32 column = begin + 8 * n, at = column / 2 + 2 * row;
-      if (column >= 2 * kFloats) continue;
-      const float x = ptx::fma(part[n].word[0], other, O[at] * mine);
-      const float y = ptx::fma(part[n].word[1], other, O[at + 1] * mine);
-      if (inside && column < dims) ptx::store_l2_x2(out + column, {x, y});
+      if (column >= kEnd) continue;
+      ptx::F32x2 sum;
+#pragma unroll
+      for (i32 c = 0; c < 2; ++c) {
+        sum.word[c] = ptx::fma(there[n].word[c], joined.other, ptx::mul(O[at + c], joined.mine));
+        if (kStays && !joined.counts) sum.word[c] = there[n].word[c];
+      }
+      take(column, sum);
     }
   }
 }

@@ -116,6 +116,7 @@ struct ForwardSm90Config {
     return has_8_bits() ? d_v * row_bytes(kv_rows) : kv_rows * row_bytes(v_dims());
   }
   constexpr i32 o_bytes() const { return stage_output ? 64 * q_tiles() * chunked(d_v) * 2 : 0; }
+  static constexpr bool stages_floats(i32 dims) { return dims == 64 || dims == 128; }
   constexpr bool pair_tiles() const { return tiled_bias || tiled_mask; }
   constexpr i32 bias_bytes() const {  // of a block of pairs
     return tiled_bias ? 64 * q_tiles() * kv_rows * i32(size_bytes(score.bias)) : 0;
@@ -262,8 +263,8 @@ struct ForwardSm90Config {
       return "pages are of caches, looked up by a warp of its own, and swizzled";
     }
     if (gathers && !paged) return "rows are gathered from pages";
-    if (stage_output && (score.varlen || score.fp32_out)) {
-      return "TMA stores O in 16 bits and of sequences that are alike";
+    if (stage_output && (score.varlen || (score.fp32_out && !stages_floats(d_v)))) {
+      return "TMA stores O of sequences that are alike, in float32 in halves of whole chunks";
     }
     return "";
   }

@@ -139,8 +139,13 @@ struct ForwardEpilogue {
         write_row<kExactly>(softmax, r, work, seqlen, q_row, is_past_end[r]);
       }
     }
-    scale_rows(O, inverse);
     if constexpr (kConfig.has_8_bits()) scale_columns(O, inverse, seqlen, wg.kv_head(work));
+    if constexpr (kConfig.stage_output && kConfig.score.fp32_out) {
+      return write_halves<kExactly>(work, [&](auto columns, const auto& tile) {
+        stage_columns<decltype(columns)::begin, decltype(columns)::end>(O, inverse, tile);
+      });
+    }
+    scale_rows(O, inverse);
     if constexpr (kConfig.stage_output) {
       write_staged<kExactly>(O, work);
     } else {
@@ -206,66 +211,136 @@ struct ForwardEpilogue {
     }
   }
 
-  // Merges O, stats and lse with the part of the rows that is in memory (softmax_state.cuh); rows
-  // that saw nothing stay, but for what a sink takes. merges: whether this is the attempt that
-  // counts for the rows of the warp.
+  // What becomes of row r, whose stats and lse are merged with the part of it that is in memory
+  // (softmax_state.cuh). merges: whether this is the attempt that counts for the rows of the warp.
+  template <bool kExactly>
+  JoinedRow join_stats(const RowSoftmax<kConfig>& softmax, i32 r, const Work& work,
+                       const SeqlenInfo& seqlen, bool merges) const {
+    const AttentionParams& arrays = wg.params.attention;
+    const bool inside = wg.q_row(work, r) < seqlen.shape.q_len;
+    const bool counts = merges && inside && (kConfig.score.sinks || softmax.sum[r] != 0);
+    const i64 row = seqlen.q_begin + wg.q_row(work, r);
+    const i32 head = wg.head(work, r);
+    float* const stats = reinterpret_cast<float*>(arrays.stats.data) +
+                         arrays.stats.offset(seqlen.batch, head, row, 0);
+    const i64 second = arrays.stats.strides[3];
+    SoftmaxState<NaturalMath> part;
+    if (counts) part = {stats[0], stats[second]};
+    const auto own = kExactly ? softmax.exact_stats(r, wg.params.scale) : softmax.stats(r);
+    SoftmaxState<NaturalMath> state{own.row_max, own.row_sum};
+    const auto shares = state.join(part, sink(head));
+    ptx::warp_sync();  // the quad has read stats
+    if (counts && wg.thread % 4 == 0) {
+      stats[0] = state.row_max;
+      stats[second] = state.row_sum;
+      if (arrays.lse.present()) {
+        reinterpret_cast<float*>(arrays.lse.data)[arrays.lse.offset(seqlen.batch, head, row, 0)] =
+            state.lse();
+      }
+    }
+    float* const o =
+        reinterpret_cast<float*>(arrays.o.data) + arrays.o.offset(seqlen.batch, head, row, 0);
+    const float mine = normalizer(softmax, r, head) * own.row_sum * shares.mine;
+    return {o, mine, shares.other, inside, counts};
+  }
+
+  // Merges O, stats and lse with the part of the rows that is in memory; rows that saw nothing
+  // stay, but for what a sink takes. O leaves in a tile, with rows that stay as they are, the
+  // fallback's from registers.
   template <bool kExactly>
   void join(float (&O)[kConfig.o_dims() / 2], const RowSoftmax<kConfig>& softmax, const Work& work,
             bool merges) const {
     const SeqlenInfo seqlen = wg.seqlen_info(work);
-    const AttentionParams& arrays = wg.params.attention;
+    if constexpr (kConfig.stage_output && kExactly) {
+      if (wg.thread == 0) ptx::tma_store_wait();  // the first attempt is in memory
+      wg.sync_warpgroup();
+    }
     if constexpr (kConfig.has_8_bits()) scale_columns(O, {1, 1}, seqlen, wg.kv_head(work));
+    const i32 dims = i32(wg.params.attention.dim_v);
+    const i32 first = 2 * i32(ptx::thread_index() % 4);
+    JoinedRow joined[2];
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const bool counts = merges && wg.q_row(work, r) < seqlen.shape.q_len &&
-                          (kConfig.score.sinks || softmax.sum[r] != 0);
-      const i64 row = seqlen.q_begin + wg.q_row(work, r);
-      const i32 head = wg.head(work, r);
-      float* const stats = reinterpret_cast<float*>(arrays.stats.data) +
-                           arrays.stats.offset(seqlen.batch, head, row, 0);
-      const i64 second = arrays.stats.strides[3];
-      SoftmaxState<NaturalMath> part;
-      if (counts) part = {stats[0], stats[second]};
-      const auto own = kExactly ? softmax.exact_stats(r, wg.params.scale) : softmax.stats(r);
-      SoftmaxState<NaturalMath> state{own.row_max, own.row_sum};
-      const auto shares = state.join(part, sink(head));
-      ptx::warp_sync();  // the quad has read stats
-      if (counts && wg.thread % 4 == 0) {
-        stats[0] = state.row_max;
-        stats[second] = state.row_sum;
-        if (arrays.lse.present()) {
-          reinterpret_cast<float*>(arrays.lse.data)[arrays.lse.offset(seqlen.batch, head, row, 0)] =
-              state.lse();
+      joined[r] = join_stats<kExactly>(softmax, r, work, seqlen, merges);
+      if constexpr (kConfig.stage_output && !kExactly) continue;
+      join_output_row<0, kConfig.o_dims(), false>(
+          O, r, joined[r], dims, [&](i32 column, ptx::F32x2 x) {
+            if (!joined[r].inside || !joined[r].counts || column + first >= dims) return;
+            ptx::store_l2_x2(joined[r].part + column + first, x);
+          });
+    }
+    if constexpr (kConfig.stage_output && !kExactly) {
+      write_halves<false>(work, [&](auto columns, const auto& tile) {
+        using Half = decltype(columns);
+#pragma unroll
+        for (i32 r = 0; r < 2; ++r) {
+          join_output_row<Half::begin, Half::end, true>(
+              O, r, joined[r], dims,
+              [&](i32 column, ptx::F32x2 x) { tile.store(r, column - Half::begin, x); });
         }
-      }
-      float* const out =
-          reinterpret_cast<float*>(arrays.o.data) + arrays.o.offset(seqlen.batch, head, row, 0);
-      const float mine = normalizer(softmax, r, head) * own.row_sum * shares.mine;
-      join_output_row(O, r, mine, out, shares.other, counts, i32(arrays.dim_v));
+      });
     }
   }
 
-  // Through shared memory and TMA. kAgain: in the fallback, right after the first attempt at the
-  // same rows.
+  // Columns of a tile.
+  template <i32 kBegin, i32 kEnd>
+  struct Columns {
+    static constexpr i32 begin = kBegin, end = kEnd;
+  };
+
+  template <i32 kBegin, i32 kEnd, class Tile>
+  void stage_columns(const float (&O)[kConfig.o_dims() / 2], const float (&factor)[2],
+                     const Tile& tile) const {
+#pragma unroll
+    for (i32 column = kBegin; column < kEnd; column += 8) {
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        const i32 i = column / 2 + 2 * r;
+        tile.store(r, column - kBegin, {ptx::mul(O[i], factor[r]), ptx::mul(O[i + 1], factor[r])});
+      }
+    }
+  }
+
+  // Float32 in two halves of the columns, since there is room for 16 bits: stage(columns, tile)
+  // fills one. kAgain: as below.
+  template <bool kAgain, class Stage>
+  void write_halves(const Work& work, const Stage& stage) const {
+    constexpr i32 kHalf = kConfig.d_v / 2;
+    write_tile<kAgain, 32, kHalf>(work, 0, [&](u32 tile) {
+      stage(Columns<0, kHalf>{}, FloatTile<kConfig.swizzle>{tile, kChunkBytes});
+    });
+    write_tile<false, 32, kHalf>(work, kHalf, [&](u32 tile) {
+      stage(Columns<kHalf, kConfig.d_v>{}, FloatTile<kConfig.swizzle>{tile, kChunkBytes});
+    });
+  }
+
   template <bool kAgain>
   void write_staged(const float (&O)[kConfig.o_dims() / 2], const Work& work) const {
+    write_tile<kAgain, 64, kConfig.d_v>(work, 0, [&](u32 tile) {
+      stage_output_tile<kConfig.output(), kConfig.swizzle>(O, tile, kChunkBytes);
+    });
+  }
+
+  // kColumns columns from `first` on, in chunks of kChunk, through shared memory and TMA. kAgain:
+  // in the fallback, right after the first attempt at the same rows.
+  static constexpr u32 kChunkBytes = 64 * kConfig.q_tiles() * 128;
+  template <bool kAgain, i32 kChunk, i32 kColumns, class Stage>
+  void write_tile(const Work& work, i32 first, const Stage& stage) const {
     const u32 tile = wg.shared.o() + 64 * 128 * wg.warpgroup;
-    constexpr u32 kChunkBytes = 64 * kConfig.q_tiles() * 128;
-    if (wg.thread == 0) {  // the previous tile has left
+    if (wg.thread == 0) {  // what was there has left
       if (kAgain) ptx::tma_store_wait();
       ptx::tma_store_wait_read();
     }
     wg.sync_warpgroup();
-    stage_output_tile<kConfig.output(), kConfig.swizzle>(O, tile, kChunkBytes);
+    stage(tile);
     ptx::fence_proxy_async();
     wg.sync_warpgroup();
-    if (wg.thread == 0) {
-      for (i32 d = 0; d < kConfig.d_v; d += 64) {
-        ptx::tma_store(wg.maps.o, tile + d / 64 * kChunkBytes, d, work.row, work.block.head,
-                       work.block.batch);
-      }
-      ptx::tma_store_commit();
+    if (wg.thread != 0) return;
+    for (i32 d = 0; d < kColumns; d += kChunk) {
+      ptx::tma_store(wg.maps.o, tile + d / kChunk * kChunkBytes, first + d, work.row,
+                     work.block.head, work.block.batch);
     }
+    ptx::tma_store_commit();
   }
 };
 
