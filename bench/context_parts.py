@@ -6,8 +6,9 @@ python bench/context_parts.py [--rows 8192] [--chunks 8] [--seconds 45] [-o benc
 
 bfloat16, causal, 64 heads on 8, head dim 128, chunks of so many rows. accumulate: one chunk of rows
 on one of keys, causal and full, and a ring of all chunks of keys, each call merged in its kernel,
-in a pass of PyTorch behind it, or one call on all keys. segments: the call by segments beside the
-same without; two chunks on all, as a zigzag's first rank has them; dropout beside both.
+in a pass of PyTorch behind it, or one call on all keys; their gradients likewise. segments: the
+call by segments beside the same without; two chunks on all, as a zigzag's first rank has them;
+dropout beside both.
 max_error: the largest difference of results over the largest number. `--device cpu` tries it.
 """
 
@@ -160,6 +161,57 @@ def ring(bench):
     bench.say("forward", f"ring of {chunks}", bench.times(calls, 9), pairs, off)
 
 
+def gradients(bench):
+    """Of the same steps, added to sums by the call or by PyTorch; and of the ring."""
+    n, chunks = bench.rows, bench.asked.chunks
+    q, do = bench.make(bench.heads[0], 1), bench.make(bench.heads[0], 1)
+    k, v = bench.make(bench.heads[1], chunks), bench.make(bench.heads[1], chunks)
+    at = [slice(c * n, c * n + n) for c in reversed(range(chunks))]
+    sums = fulmen.Gradients(*(torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v)))
+
+    def part_of(keys):
+        return fulmen.Gradients(sums.dq, sums.dk[:, :, keys], sums.dv[:, :, keys])
+
+    def call(forward, keys, causal, **more):
+        return fulmen.attention_backward(
+            do, q, k[:, :, keys], v[:, :, keys], forward.o, forward.stats, causal=causal, **more
+        )
+
+    def accumulated(forward, keys, causal):
+        call(forward, keys, causal, accumulate=part_of(keys))
+
+    def added(forward, keys, causal):
+        for total, x in zip(part_of(keys), call(forward, keys, causal)):
+            if x is not None:
+                total.add_(x)
+
+    for causal in (True, False):
+        forward = fulmen.attention_forward(q, k[:, :, at[0]], v[:, :, at[0]], causal=causal)
+        for x in sums[:3]:
+            x.zero_()
+        accumulated(forward, at[0], causal)
+        off = off_of(sums.dq, call(forward, at[0], causal).dq)
+        calls = {
+            name: lambda way=way, forward=forward, causal=causal: way(forward, at[0], causal)
+            for name, way in {"plain": call, "accumulate": accumulated, "added": added}.items()
+        }
+        pairs = n * (n + 1) // 2 if causal else n * n
+        bench.say("backward", "step causal" if causal else "step", bench.times(calls), pairs, off)
+
+    whole = fulmen.attention_forward(q, k, v, causal=True)
+
+    def turns(way):
+        for keys in at:
+            way(whole, keys, keys is at[0])
+
+    calls = {
+        "plain": lambda: call(whole, slice(None), True), "steps": lambda: turns(call),
+        "accumulate": lambda: turns(accumulated), "added": lambda: turns(added),
+    }  # fmt: skip
+    pairs = n * (n + 1) // 2 + (chunks - 1) * n * n
+    bench.say("backward", f"ring of {chunks}", bench.times(calls, 5), pairs)
+
+
 def by_segments(bench, case, rows, keys, plain=None, shift=0, **more):
     """Chunks of rows on chunks of keys, and the same call without segments where there is one."""
     n = bench.rows
@@ -202,6 +254,7 @@ def main(arguments=None) -> int:
         lambda: steps(bench),
         lambda: by_segments(bench, "one chunk", [0], [0], True),
         lambda: ring(bench),
+        lambda: gradients(bench),
         lambda: by_segments(bench, "zigzag", [0, asked.chunks - 1], every),
         lambda: by_segments(bench, "all chunks", every, every, True),
         lambda: by_segments(bench, "one chunk, dropout", [0], [0], True, **DROPOUT),

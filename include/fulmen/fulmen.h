@@ -241,7 +241,8 @@ typedef struct fulmen_problem {
   int32_t slots; /* 1: page_table holds the slot of each key; 0 (default): pages */
 
   /* parts of a sequence */
-  int32_t accumulate; /* 1: the result is merged into what o, stats and lse hold; 0 (default) */
+  int32_t accumulate; /* 1: o, stats and lse, or dq, dk and dv, hold a part, which the result joins;
+                         0 (default) */
 } fulmen_problem;
 
 /* All options at their defaults. _sized: for other languages, which say how large a struct they
@@ -309,10 +310,13 @@ static inline void fulmen_problem_init(fulmen_problem* problem) {
  *
  * Parts in place: with the option accumulate, o, stats and lse hold the result of the same rows on
  * other keys, and become that on those and the keys of this call, as by fulmen_merge, but without
- * another pass over them. o is of C, and stats, which carry the part, are needed; lse is only
- * written. A row that has seen no key has row max -inf and row sum 0, and its o may hold anything;
- * what a row holds that sees none in this call stays. Sinks are of the last call alone. Of forward
- * calls, and not of caches. Implementation sm80 refuses it, sm90 in head dimensions above 320.
+ * another pass over them. o is of C; stats carry the part and are needed; lse is written, not read.
+ * A row that has seen no key has row max -inf and row sum 0, and its o may hold anything; what a
+ * row holds that sees none in this call stays. Sinks are of the last call alone. Caches are refused
+ * beside it; so are, forward, implementation sm80, and sm90 in head dimensions above 320. Backward,
+ * dq, dk and dv are of C, one of them at least, and the gradients of the call are added to them; on
+ * GPUs those are rounded to T first, and need room in the workspace. o and stats are those on all
+ * keys, and dbias, dsinks and the gradients of captures are written as ever.
  *
  * page_table, page_indptr, kv_start, kv_shared, positions and tree are of forward calls; backward
  * refuses them. What a device finds out of range (section 8) makes a request empty: o = 0, lse =

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Where = tuple[int, type[NumpyType]]  # the stream and the type of q: what a call runs on
 
+SUMMED = ("q", "k", "v")  # whose gradients a call may add to what is there
 LEGACY_DEFAULT_STREAM = 1  # DLPack's number for the stream whose address is 0
 
 
@@ -319,6 +320,18 @@ def forward_results(
     return _made(settings.layout, array_type, q, v, with_lse, with_stats, out, out_dtype)
 
 
+def new_sums(prepared: Prepared, need: Sequence[str]) -> Any:
+    """Like the Gradients that a plan's runs add to: memory for those that `need` names."""
+    owners = owners_of(prepared)
+    sums: list[Array] = [None] * 6
+    for index, name in enumerate(SUMMED):
+        if name in need:
+            own = array_type_of(owners[name], name)
+            x = owners[name]
+            sums[index] = own.empty(x.shape, own.accumulator(own.dtype(x)), x)
+    return tuple(sums)
+
+
 def merging(prepared: Prepared) -> tuple[Prepared, str]:
     """A call that merges its result with a part, and the dtype of their o."""
     settings, (q, *_), (_, array_type) = prepared
@@ -382,9 +395,18 @@ def result_dtype(array_type: type[NumpyType], dtype: Any, asked: Any) -> Any:
 
 
 def backward_arrays(
-    prepared: Prepared, do: Array, o: Array, stats_or_lse: Array, dlse: Array, need: Sequence[str]
+    prepared: Prepared,
+    do: Array,
+    o: Array,
+    stats_or_lse: Array,
+    dlse: Array,
+    need: Sequence[str],
+    sums: Any = None,
 ) -> tuple[Array, ...]:
-    """The arrays of a backward call behind the inputs: what it reads, and memory for gradients."""
+    """The arrays of a backward call behind the inputs: what it reads, and memory for gradients.
+
+    sums: the Gradients whose dq, dk and dv the call adds to; they are that memory.
+    """
     settings, inputs, (stream, q_type) = prepared
     layout = settings.layout
     do, o, stats_or_lse, dlse = in_memory(
@@ -416,8 +438,29 @@ def backward_arrays(
     with q_type.on(stream, inputs[0]):
         for name, owner in owners.items():
             own = array_type_of(owner, name) if name in names else None
-            gradients.append(own and own.empty(owner.shape, own.dtype(owner), owner))
+            if own and sums is not None and name in SUMMED:
+                gradients.append(_sums_of(sums, name, layout))
+            else:
+                gradients.append(own and own.empty(owner.shape, own.dtype(owner), owner))
     return (o, lse, stats, do, dlse, *gradients)
+
+
+def _sums_of(sums: Any, name: str, layout: Layout) -> Array:
+    """Gradient `name` of those that a call adds to."""
+    if not isinstance(sums, tuple) or len(sums) != 6:
+        raise DTypeError(
+            f"accumulate is {shown(sums)}; the fulmen.Gradients of other parts is expected, with "
+            "dq, dk and dv in float32"
+        )
+    word = f"d{name}"
+    (x,) = in_memory((sums[SUMMED.index(name)],), (word,))
+    if x is None:
+        raise ArgumentError(
+            f"need names {name!r} and accumulate has no {word}; give it, or leave it out of need"
+        )
+    check_out(x, None, word)
+    layout.check(x, word)
+    return x
 
 
 def owners_of(prepared: Prepared) -> dict[str, Array]:

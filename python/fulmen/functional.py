@@ -319,6 +319,7 @@ def attention_backward(
     *,
     need: Sequence[str] = ("q", "k", "v"),
     dlse: Array = None,
+    accumulate: Gradients | None = None,
     **options: Unpack[Options],
 ) -> Gradients:
     """The gradients of sum(o * do) + sum(lse * dlse).
@@ -331,11 +332,16 @@ def attention_backward(
         need: which gradients to compute, of "q", "k", "v", "bias", "sinks" and the names of arrays
             that an expression reads; at least one.
         dlse: the gradient that arrives through lse, as lse; None: none.
+        accumulate: Gradients with dq, dk and dv in float32 (float64 for float64), those that `need`
+            names: the gradients of this call are added to them where they lie; for parts of a
+            sequence, with the o and stats of all keys. What is made on a GPU has the dtype of q
+            before it is added. JAX's arrays cannot be written to: add them up.
         **options: the same as in the forward call, rng included.
 
     Returns:
         Gradients(dq, dk, dv, dbias, dsinks, dcaptures), each with the shape and dtype of what it
-        belongs to, those of an expression's arrays by name; None where not needed.
+        belongs to, those of an expression's arrays by name; None where not needed. With accumulate
+        dq, dk and dv are those.
 
     Raises:
         fulmen.Error: as `attention`; ArgumentError when `need` names what is not there.
@@ -349,9 +355,11 @@ def attention_backward(
     """
     prepared = prepare(q, k, v, options)
     settings, inputs, where = prepared
-    arrays = inputs + backward_arrays(prepared, do, o, stats_or_lse, dlse, need)
+    if accumulate is not None:
+        (settings, *_), _ = merging(prepared)
+    arrays = inputs + backward_arrays(prepared, do, o, stats_or_lse, dlse, need, accumulate)
     call = library().backward, (settings.problem,), where, settings.layout.code
-    return finished(prepared, run(*call, arrays, schema().gradients))
+    return finished(prepared, run(*call, arrays, schema().gradients), accumulate)
 
 
 def handed_over(q: Array, results: tuple[Array, ...], out: Array) -> tuple[Array, ...]:
@@ -361,13 +369,15 @@ def handed_over(q: Array, results: tuple[Array, ...], out: Array) -> tuple[Array
     return (o if out is None else out), lse, stats
 
 
-def finished(prepared: Prepared, gradients: tuple[Array, ...]) -> Gradients:
-    """Gradients in the types of what they belong to."""
+def finished(prepared: Prepared, gradients: tuple[Array, ...], sums: Any = None) -> Gradients:
+    """Gradients in the types of what they belong to; those that were added to sums are these."""
     owners = owners_of(prepared)
     found = [
         None if x is None else array_type_of(owner, "").result(x, owner)
         for x, owner in zip(gradients, owners.values())
     ]
+    if sums is not None:
+        found[:3] = [own if x is not None else None for x, own in zip(found, sums[:3])]
     own = len(Gradients._fields) - 1
     captures = {name: x for name, x in zip([*owners][own:], found[own:]) if x is not None}
     return Gradients(*found[:own])._replace(dcaptures=captures or None)

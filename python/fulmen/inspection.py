@@ -193,12 +193,17 @@ def explain(
     layout = settings.layout
     dtype = named_dtype(dtype_name(array_type.dtype(q)))
     rows, sums = layout.lse_shape(tuple(q.shape)), np.float64 if dtype.char == "d" else np.float32
+    if operation == "backward":
+        own = None  # o is read as tensor cores read it
     o_dtype = result_dtype(array_type, array_type.dtype(q), own)
     o = phantom((*q.shape[:-1], v.shape[-1]), named_dtype(dtype_name(o_dtype)))
     stats = phantom((*rows, 2), sums) if accumulate else None
     arrays = (*inputs, o, phantom(rows, sums), stats)
     if operation == "backward":
-        gradients = (phantom(tuple(x.shape), dtype) for x in (q, k, v))
+        made = dtype
+        if accumulate:
+            made = named_dtype(dtype_name(array_type.accumulator(array_type.dtype(q))))
+        gradients = (phantom(tuple(x.shape), made) for x in (q, k, v))
         arrays = (*inputs, o, None, phantom((*rows, 2), sums), o, None, *gradients)
     options_of_call = target.settings(settings).problem
 

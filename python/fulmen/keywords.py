@@ -158,8 +158,8 @@ _ELSEWHERE = {
     "k_descale": "k_scale=",
     "v_descale": "v_scale=",
     "dtype": "out_dtype=, or q.astype(...)",
-    "accumulate": "accumulate= of fulmen.attention_forward, which merges parts in place; elsewhere "
-    "fulmen.merge",
+    "accumulate": "accumulate= of fulmen.attention_forward and fulmen.attention_backward, which "
+    "merge parts in place; elsewhere fulmen.merge",
 }
 
 

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._calls import (
+    SUMMED,
     backward_arrays,
     call,
     call_exported,
     forward_results,
     merging,
+    new_sums,
     part_arrays,
     run,
 )
@@ -79,7 +81,13 @@ class Plan:
         self._handles = [self._create(FORWARD, beside, inputs + results)]
         if need:
             o, _, stats = results
-            arrays = inputs + backward_arrays(prepared, o, o, stats, None, need)
+            sums = None
+            if accumulate:  # a backward run has o as tensor cores read it
+                o, sums = (
+                    forward_results(prepared, False, False, None, None)[0],
+                    new_sums(prepared, need),
+                )
+            arrays = inputs + backward_arrays(prepared, o, o, stats, None, need, sums)
             self._handles.append(self._create(BACKWARD, (*beside[:-1], None), arrays))
         self._workspace_bytes = [library().plan_workspace_bytes(h) for h in self._handles]
         given = {name: x for name, x in zip(schema().inputs, inputs) if x is not None}
@@ -220,11 +228,7 @@ class Plan:
         Raises:
             ArgumentError: an array does not agree with the plan.
         """
-        if (accumulate is not None) != self._merges:
-            raise ArgumentError(
-                f"accumulate is {'missing' if self._merges else 'given'} and the plan was made "
-                f"with accumulate={self._merges}"
-            )
+        self._check_accumulate(accumulate)
         may_be_fast = stream is None and self._out_dtype is None and is_torch(q)
         if may_be_fast and arrays.keys() <= self._replaceable:
             found = self._forward_fast((q, k, v), {**self._others, **arrays}, out, workspace)
@@ -250,6 +254,7 @@ class Plan:
         o: Array,
         stats: Array,
         *,
+        accumulate: Gradients | None = None,
         workspace: Array = None,
         stream: Any = None,
         **arrays: Array,
@@ -258,7 +263,10 @@ class Plan:
 
         Args:
             do: the gradient that arrives through o.
-            q, k, v, o, stats: of the forward run.
+            q, k, v, o, stats: of the forward run; of a plan made with accumulate=True o in the
+                dtype of q.
+            accumulate: of a plan made with accumulate=True, and of no other: as in
+                `fulmen.attention_backward`.
             workspace: as in `forward`.
             stream: as in `forward`.
             **arrays: as in `forward`.
@@ -270,12 +278,22 @@ class Plan:
             ArgumentError: an array does not agree with the plan, or it has no backward pass.
         """
         self._handle("backward")
+        self._check_accumulate(accumulate)
         rebound = self._rebound(q, k, v, stream, arrays)
         _, inputs, where = rebound
-        arrays_of_run = inputs + backward_arrays(rebound, do, o, stats, None, self._need)
+        arrays_of_run = inputs + backward_arrays(
+            rebound, do, o, stats, None, self._need, accumulate
+        )
         leading = self._leading(BACKWARD, workspace, rebound)
         call_on = library().plan_backward, leading, where, self._layout.code
-        return finished(rebound, run(*call_on, arrays_of_run, schema().gradients))
+        return finished(rebound, run(*call_on, arrays_of_run, schema().gradients), accumulate)
+
+    def _check_accumulate(self, accumulate: Any) -> None:
+        if (accumulate is not None) != self._merges:
+            raise ArgumentError(
+                f"accumulate is {'missing' if self._merges else 'given'} and the plan was made "
+                f"with accumulate={self._merges}"
+            )
 
 
 @takes(Options)
@@ -309,7 +327,8 @@ def plan(
             `fulmen.explain`.
         tile: for searches: members of the config of the Hopper forward with numbers that replace
             the rules', "kv_rows=80 stages=2"; fulmen_experimental.h names them.
-        accumulate: whether runs merge their result into a part; with need=() and out=None.
+        accumulate: whether runs merge their result into a part, and add their gradients to those
+            of others; with out=None.
         **options: those of `fulmen.attention_forward`.
 
     Raises:
@@ -328,9 +347,14 @@ def plan(
     target = target_of(device, device_name, without)
     tile = text("tile", tile, "kv_rows=80 stages=2")
     merges = flag("accumulate", accumulate)
-    if merges and (names or out is not None or out_dtype is not None):
+    if merges and (out is not None or out_dtype is not None):
         raise ArgumentError(
-            "accumulate is True beside need, out or out_dtype; a plan that merges parts has no "
-            "backward pass and the o of what it is given: need=(), out=None, out_dtype=None"
+            "accumulate is True beside out or out_dtype; plans that merge parts have the o of what "
+            "it is given: out=None, out_dtype=None"
+        )
+    if merges and names and not set(names) & set(SUMMED):
+        raise ArgumentError(
+            f"accumulate is True and need={names!r}; gradients of q, k and v are added up: name "
+            "one, or pass need=()"
         )
     return Plan(prepare(q, k, v, options), names, out, out_dtype, target, tile, merges)

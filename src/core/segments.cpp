@@ -16,12 +16,6 @@ namespace fulmen {
 void check_accumulate(const Request& request) {
   if (!request.options.accumulate) return;
   const Arrays& arrays = request.arrays;
-  if (request.operation == Operation::kBackward) {
-    throw Error(
-        Status::kUnsupported,
-        "backward does not take accumulate; it writes its gradients: add up those of parts in "
-        "float32");
-  }
   for (const Array array : kCacheArrays) {
     if (!arrays[array].present()) continue;
     throw Error(Status::kUnsupported,
@@ -29,14 +23,31 @@ void check_accumulate(const Request& request) {
                          "; results are merged in place in calls on whole arrays: merge those of "
                          "caches by fulmen_merge"));
   }
-  if (!arrays[Array::kStats].present()) {
+  if (request.operation == Operation::kForward && !arrays[Array::kStats].present()) {
     refuse("stats is missing; with accumulate = 1 it holds the maxima and sums of what o holds");
   }
   const DType sums = accumulator(computed_dtype(arrays));
-  const DType o = arrays[Array::kO].dtype;
-  if (o == sums) return;
-  throw Error(Status::kDType, sentence("o is ", name(o), " with accumulate = 1; allowed is ",
-                                       name(sums), ", in which parts are summed"));
+  bool has_sums = false;
+  for (const Array array : {Array::kO, Array::kDQ, Array::kDK, Array::kDV}) {
+    if (!is_accumulated(request, array) || !arrays[array].present()) continue;
+    has_sums = true;
+    const DType dtype = arrays[array].dtype;
+    if (dtype == sums) continue;
+    throw Error(Status::kDType,
+                sentence(name(array), " is ", name(dtype), " with accumulate = 1; allowed is ",
+                         name(sums), ", in which parts are summed"));
+  }
+  if (!has_sums) {
+    refuse(
+        "accumulate is 1 without dq, dk and dv; to those that are given gradients are added: "
+        "leave it 0, since dbias, dsinks and dcapture0 to dcapture7 are written");
+  }
+}
+
+bool is_accumulated(const Request& request, Array array) {
+  if (!request.options.accumulate) return false;
+  if (request.operation == Operation::kForward) return array == Array::kO;
+  return array == Array::kDQ || array == Array::kDK || array == Array::kDV;
 }
 
 Segment Problem::segment(Array array, i64 index, i64 n) const {

@@ -247,6 +247,7 @@ Problem checked(const Request& request, Call call, Pointers pointers) {
   for_each_used(arrays, call, [&](const ArrayRule& rule, const Tensor& tensor) {
     // A mask is read from where a bias is -inf, whatever its dtype is beside that of q.
     const bool only_masks = call == Call::kDenseMask && rule.array == Array::kBias;
+    if (is_accumulated(request, rule.array)) return;  // below
     if (!only_masks || !is_float(tensor.dtype)) {
       check_dtype(rule, arrays);
     }

@@ -31,8 +31,12 @@ void apply_options(Problem& problem, const Options& options, const Experiment& e
 // The expression of a call for the arrays that it reads: fills program and scalars. Throws Error.
 void apply_expression(Problem& problem, const Request& request);
 
-// A result that is merged with what o and stats hold, beside them and other arrays. Throws Error.
+// A result that is merged with what o and stats hold, or gradients that are added to what dq, dk
+// and dv hold, beside other arrays. Throws Error.
 void check_accumulate(const Request& request);
+
+// Whether an array holds sums that the call adds to.
+bool is_accumulated(const Request& request, Array array);
 
 // Segments beside other arrays. Throws Error.
 void check_segment_presence(const Arrays& arrays);

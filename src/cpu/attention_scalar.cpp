@@ -74,6 +74,13 @@ Matrix load_queries(const Problem& problem, const CacheSequence& sequence, i64 h
   return Q;
 }
 
+// What sums begin with: 0, or, with accumulate, what is there.
+Matrix sums_from(const Problem& problem, Array array, i64 batch, i64 head, i64 begin, i64 rows) {
+  const Tensor& sums = problem.arrays[array];
+  if (problem.accumulate && sums.present()) return load(sums, batch, head, begin, rows);
+  return Matrix(rows, array == Array::kDQ || array == Array::kDK ? problem.dim_qk : problem.dim_v);
+}
+
 // Rows past the matrix, up to `slot`, are zero-filled. An absent tensor is not wanted.
 void store(const Tensor& tensor, const Matrix& matrix, i64 batch, i64 head, i64 begin, i64 slot) {
   if (!tensor.present()) return;
@@ -329,9 +336,10 @@ void head_backward(Head& a, SharedGradients& out) {
   const CacheSequence& at = a.sequence;
   const Matrix O = load(arrays[Array::kO], at.batch, a.head, at.q_begin, a.q_len());
   const Matrix dO = load(arrays[Array::kDOut], at.batch, a.head, at.q_begin, a.q_len());
-  Matrix dQ(a.q_len(), a.Q.cols);
+  Matrix dQ = sums_from(a.problem, Array::kDQ, at.batch, a.head, at.q_begin, a.q_len());
   for (i64 i = 0; i < a.q_len(); ++i) row_backward(a, i, O, dO, dQ, out);
-  store(arrays[Array::kDQ], dQ, at.batch, a.head, at.q_begin, at.q_slot);
+  store(arrays[Array::kDQ], dQ, at.batch, a.head, at.q_begin,
+        a.problem.accumulate ? a.q_len() : at.q_slot);
 }
 
 }  // namespace
@@ -341,9 +349,7 @@ void scalar_forward(const Problem& problem) {
     for (i64 head = 0; head < problem.heads_q; ++head) {
       Head a(problem, index, head);
       const i64 begin = a.sequence.q_begin;
-      Matrix O(a.q_len(), a.V.cols);
-      if (problem.accumulate)
-        O = load(problem.arrays[Array::kO], a.sequence.batch, head, begin, a.q_len());
+      Matrix O = sums_from(problem, Array::kO, a.sequence.batch, head, begin, a.q_len());
       for (i64 i = 0; i < a.q_len(); ++i) row_forward(a, i, O[i]);
       if (problem.accumulate) {
         store(problem.arrays[Array::kO], O, a.sequence.batch, head, begin, a.q_len());
@@ -365,14 +371,17 @@ void scalar_backward(const Problem& problem) {
   for (i64 index = 0; index < problem.num_sequences; ++index) {
     const CacheSequence at = problem.sequence(index);
     for (i64 kv_head = 0; kv_head < problem.heads_kv; ++kv_head) {
-      SharedGradients out{Matrix(at.shape.kv_len, problem.dim_qk),
-                          Matrix(at.shape.kv_len, problem.dim_v), dbias, dsinks, captures};
+      const auto sums = [&](Array array) {
+        return sums_from(problem, array, at.batch, kv_head, at.kv_begin, at.shape.kv_len);
+      };
+      SharedGradients out{sums(Array::kDK), sums(Array::kDV), dbias, dsinks, captures};
       for (i64 member = 0; member < problem.group_size(); ++member) {
         Head a(problem, index, kv_head * problem.group_size() + member);
         head_backward(a, out);
       }
-      store(problem.arrays[Array::kDK], out.dK, at.batch, kv_head, at.kv_begin, at.kv_slot);
-      store(problem.arrays[Array::kDV], out.dV, at.batch, kv_head, at.kv_begin, at.kv_slot);
+      const i64 stored = problem.accumulate ? at.shape.kv_len : at.kv_slot;
+      store(problem.arrays[Array::kDK], out.dK, at.batch, kv_head, at.kv_begin, stored);
+      store(problem.arrays[Array::kDV], out.dV, at.batch, kv_head, at.kv_begin, stored);
     }
   }
   store_captures(problem, captures);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "core/problem.h"
 #include "cpu/kernels.h"
@@ -78,6 +79,31 @@ void clear_rows(const Kernels<Real>& kernels, const Destination& destination, i6
     part.data = static_cast<char*>(part.data) + d * part.dim_stride * size_bytes(part.dtype);
     kernels.store_rows({zeros, 0}, rows, min(kAtOnce, dims - d), &one, 0, part);
   }
+}
+
+// rows [0, rows) of a gradient = factor sums; with accumulate, where the destination has the
+// working type, += those.
+template <class Real>
+void give_rows(const Kernels<Real>& kernels, const Problem& problem, View<Real> sums, i64 rows,
+               i64 dims, Real factor, const Destination& to) {
+  if (!problem.accumulate) return kernels.store_rows(sums, rows, dims, &factor, 0, to);
+  for (i64 i = 0; i < rows; ++i) {
+    char* const row = static_cast<char*>(to.data) + i * to.row_stride * i64{sizeof(Real)};
+    for (i64 d = 0; d < dims; ++d) {
+      char* const at = row + d * to.dim_stride * i64{sizeof(Real)};
+      Real sum;
+      std::memcpy(&sum, at, sizeof(Real));  // at any address
+      sum += factor * sums.data[i * sums.stride + d];
+      std::memcpy(at, &sum, sizeof(Real));
+    }
+  }
+}
+
+// The same of rows that nothing is known of: 0.
+template <class Real>
+void give_nothing(const Kernels<Real>& kernels, const Problem& problem, i64 rows, i64 dims,
+                  const Destination& to) {
+  if (!problem.accumulate) clear_rows(kernels, to, rows, dims);
 }
 
 enum class Side { kQuery, kKey };

@@ -84,10 +84,9 @@ void prepare_rows(const Problem& problem, const TileSizes& sizes,
       visible_column_blocks(problem.mask, sequence.shape, rows, sizes.columns).visible.size() > 0;
   const Interval cleared{is_seen ? rows.end : owned.begin, owned.end};
   if (cleared.size() <= 0) return;
-  clear_rows(kernels<Real>(),
-             destination_of(problem.arrays[Array::kDQ], sequence.batch, at.head,
-                            sequence.q_begin + cleared.begin),
-             cleared.size(), problem.dim_qk);
+  give_nothing(kernels<Real>(), problem, cleared.size(), problem.dim_qk,
+               destination_of(problem.arrays[Array::kDQ], sequence.batch, at.head,
+                              sequence.q_begin + cleared.begin));
 }
 
 // dsinks[head] = -sum over rows of p_sink delta, in the order of the rows.
@@ -193,11 +192,10 @@ class KeyBlock {
     if (!is_empty) tile_.add_to_dQ(dQ, position > 0);
     if (is_empty && position == 0) std::fill_n(dQ, rows.size() * sizes_.padded_dim_qk, Real(0));
     if (position + 1 == key_blocks.size()) {
-      const Real scale = static_cast<Real>(problem_.score_map.scale);
-      tile_.kernels().store_rows({dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk, &scale,
-                                 0,
-                                 destination_of(problem_.arrays[Array::kDQ], sequence.batch, head,
-                                                sequence.q_begin + rows.begin));
+      give_rows(tile_.kernels(), problem_, {dQ, sizes_.padded_dim_qk}, rows.size(), problem_.dim_qk,
+                static_cast<Real>(problem_.score_map.scale),
+                destination_of(problem_.arrays[Array::kDQ], sequence.batch, head,
+                               sequence.q_begin + rows.begin));
     }
     advance_order(shared_.sums_of_dQ[counter], position + 1);
   }
@@ -212,12 +210,12 @@ class KeyBlock {
     const i64 stored = has_sums_ ? keys_.size() : 0;
     const i64 row = sequence.kv_begin + owned_.begin;
     if (stored > 0) {
-      tile_.kernels().store_rows({sum, stride}, stored, dims, &factor, 0,
-                                 destination_of(gradient, batch, at_.head, row));
+      give_rows(tile_.kernels(), problem_, {sum, stride}, stored, dims, factor,
+                destination_of(gradient, batch, at_.head, row));
     }
     if (stored < owned_.size()) {
-      clear_rows(tile_.kernels(), destination_of(gradient, batch, at_.head, row + stored),
-                 owned_.size() - stored, dims);
+      give_nothing(tile_.kernels(), problem_, owned_.size() - stored, dims,
+                   destination_of(gradient, batch, at_.head, row + stored));
     }
   }
 

@@ -17,7 +17,7 @@ size_t aligned(size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-// ---- Deterministic gradients on tensor cores ---------------------------------------------------
+// ---- Gradients in the workspace ----------------------------------------------------------------
 
 constexpr Array kGradients[] = {Array::kDQ, Array::kDK, Array::kDV};
 
@@ -33,19 +33,22 @@ Tensor gradient_like(const Tensor& parameter) {
   return gradient;
 }
 
-// The plan of a problem with all gradients, for calls that ask for some of them.
-class AllGradientsPlan final : public GpuPlan {
+// The plan of a problem some of whose gradients lie in the workspace: those that is_own(array)
+// says.
+class OwnGradientsPlan : public GpuPlan {
  public:
-  AllGradientsPlan(std::unique_ptr<GpuPlan> made, const Problem& asked, const Problem& all)
+  template <class IsOwn>
+  OwnGradientsPlan(std::unique_ptr<GpuPlan> made, const Problem& all, IsOwn is_own)
       : made_(std::move(made)) {
     tile = made_->tile;
     zeroed_bytes = made_->zeroed_bytes;
     alignment_bytes = made_->alignment_bytes;
     launches = made_->launches;
     compared = std::move(made_->compared);
+    note = made_->note;
     workspace_bytes = made_->workspace_bytes;
     for (const Array gradient : kGradients) {
-      if (asked.has(gradient)) continue;
+      if (!is_own(gradient)) continue;
       const Tensor& tensor = all.arrays[gradient];
       const size_t at = aligned(workspace_bytes);
       own_.push_back({gradient, tensor, at});
@@ -54,12 +57,19 @@ class AllGradientsPlan final : public GpuPlan {
   }
 
   void run(const Call& call) const override {
+    const Problem problem = with_own(call);
+    made_->run({problem, call.driver, call.kernels, call.workspace, call.faults, call.stream,
+                call.capture_sums});
+  }
+
+ protected:
+  Problem with_own(const Call& call) const {
     Problem problem = call.problem;
     for (const Own& own : own_) {
       problem.arrays[own.array] = own.tensor;
       problem.arrays[own.array].data = call.workspace + own.at;
     }
-    made_->run({problem, call.driver, call.kernels, call.workspace, call.faults, call.stream});
+    return problem;
   }
 
  private:
@@ -71,6 +81,46 @@ class AllGradientsPlan final : public GpuPlan {
 
   std::unique_ptr<GpuPlan> made_;
   std::vector<Own> own_;
+};
+
+// ---- Gradients that are added to what is there -------------------------------------------------
+
+AddedGradients added_gradients(const Problem& asked, const Problem& own) {
+  AddedGradients all{};
+  for (const Array gradient : kGradients) {
+    if (!asked.has(gradient)) continue;
+    const Tensor& sums = asked.arrays[gradient];
+    const i64 vectors = ceil_div(sums.shape[3], kAddedElements);
+    all.gradients[all.count++] = {
+        view_of(sums),
+        view_of(own.arrays[gradient]),
+        static_cast<u32>(sums.shape[1]),
+        static_cast<u32>(sums.shape[2]),
+        static_cast<u32>(sums.shape[3]),
+        static_cast<u32>(vectors),
+        static_cast<u32>(sums.shape[0] * sums.shape[1] * sums.shape[2] * vectors)};
+  }
+  return all;
+}
+
+class AddedGradientsPlan final : public OwnGradientsPlan {
+ public:
+  AddedGradientsPlan(std::unique_ptr<GpuPlan> made, const Problem& asked, const Problem& own)
+      : OwnGradientsPlan(std::move(made), own, [&](Array array) { return asked.has(array); }) {
+    const AddedGradients all = added_gradients(asked, own);
+    i64 vectors = 0;
+    for (u32 n = 0; n < all.count; ++n) vectors += all.gradients[n].num_vectors;
+    launches.push_back(add_gradients(own.dtype, vectors));
+  }
+
+  void run(const Call& call) const override {
+    Call before = call;
+    before.kernels = call.kernels.first(call.kernels.size() - 1);
+    OwnGradientsPlan::run(before);
+    Call last = call;
+    last.kernels = call.kernels.last(1);
+    last.launch(0, added_gradients(call.problem, with_own(call)));
+  }
 };
 
 // ---- Gradients of what an expression reads -----------------------------------------------------
@@ -136,7 +186,36 @@ Problem with_all_gradients(const Problem& problem) {
 
 PlanOrRefusal only_asked(PlanOrRefusal made, const Problem& asked, const Problem& all) {
   if (made.plan == nullptr) return made;
-  return std::make_unique<AllGradientsPlan>(std::move(made.plan), asked, all);
+  return std::make_unique<OwnGradientsPlan>(std::move(made.plan), all,
+                                            [&](Array array) { return !asked.has(array); });
+}
+
+bool adds_gradients(const Problem& problem) {
+  return problem.operation == Operation::kBackward && problem.accumulate;
+}
+
+Problem with_own_gradients(const Problem& problem) {
+  Problem own = problem;
+  own.accumulate = false;
+  for (const Array gradient : kGradients) {
+    if (!problem.has(gradient)) continue;
+    own.arrays[gradient] = gradient_like(problem.arrays[rule_of(gradient).param]);
+  }
+  return own;
+}
+
+PlanOrRefusal added(PlanOrRefusal made, const Problem& asked, const Problem& own) {
+  if (made.plan == nullptr) return made;
+  return std::make_unique<AddedGradientsPlan>(std::move(made.plan), asked, own);
+}
+
+KernelLaunch add_gradients(DType dtype, i64 vectors) {
+  FmaConfig config{.dtype = dtype};
+  config.num_threads = 256;
+  KernelSpec spec =
+      spec_of<AddedGradients>("simt/add_gradients", "add_gradients", name(dtype), config);
+  spec.num_threads = config.num_threads;
+  return fma_launch(spec, vectors);
 }
 
 PlanOrRefusal with_expression(PlanOrRefusal made, const Problem& problem) {

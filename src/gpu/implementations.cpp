@@ -81,6 +81,10 @@ PlanOrRefusal plan_pass(const GpuImplementation& row, const Pass& pass, const Pr
       !problem.has(Array::kBlocks)) {
     if (auto cascade = plan_cascade(problem, gpu, pass.plan)) return cascade;
   }
+  if (adds_gradients(problem)) {
+    const Problem own = with_own_gradients(problem);
+    return added(plan_pass(row, pass, own, gpu), problem, own);
+  }
   if (!row.tensor_cores || !misses_gradients(problem)) return pass.plan(problem, gpu);
   const Problem all = with_all_gradients(problem);
   return only_asked(pass.plan(all, gpu), problem, all);
@@ -133,7 +137,9 @@ PlanOrRefusal plan_with(const GpuImplementation& row, const Problem& problem, co
     return "adds up the gradients of what a score reads in no order of its own, which "
            "deterministic asks for, as do bits that depend on no other entry";
   }
-  if (problem.accumulate && !pass.accumulates) return "does not take accumulate";
+  if (problem.accumulate && !adds_gradients(problem) && !pass.accumulates) {
+    return "does not take accumulate";
+  }
   if (problem.has(Array::kBlocks) && !pass.takes_blocks) return "does not take lists of blocks";
   if (problem.is_quantised() && !pass.takes_quantised) {
     return sentence("does not take k and v of ", name(problem.kv_dtype()));

@@ -30,7 +30,7 @@ struct Pass {
   bool takes_blocks = false;       // lists of blocks
   bool takes_expressions = false;  // a score or a mask of the user's
   bool takes_fp8 = false;          // knows precision "fp8"; others are asked without it
-  bool accumulates = false;        // merges its result with what o and stats hold
+  bool accumulates = false;        // forward: merges its result with what o and stats hold
 };
 
 struct GpuImplementation {

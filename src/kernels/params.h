@@ -108,4 +108,22 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
+// What the kernel that adds the gradients of a part to those that are there is given
+// (simt/add_gradients.cuh).
+inline constexpr i64 kAddedElements = 8;  // of a row, which a thread adds
+
+// A gradient of a call: contiguous, in rows of whole 16 bytes; and the sums that it is added to.
+struct AddedGradient {
+  ArrayView sums;
+  ArrayView part;
+  u32 heads, rows, dim;  // extents; the first axis is what is left
+  u32 vectors_of_row;
+  u32 num_vectors;  // memory ends before 32 bits do
+};
+
+struct AddedGradients {
+  AddedGradient gradients[3];
+  u32 count;
+};
+
 }  // namespace fulmen

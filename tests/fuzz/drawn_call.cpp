@@ -47,6 +47,7 @@ DrawnCall::DrawnCall(u64 seed) : random(seed) {
   operation = random.chance(0.5) ? Operation::kForward : Operation::kBackward;
   draw_sizes();
   if (random.chance(0.3)) draw_expression();
+  adds = operation == Operation::kBackward && random.chance(0.3);
   draw_arrays();
   draw_options();
 }
@@ -123,7 +124,7 @@ void DrawnCall::draw_options() {
   const bool may_merge = operation == Operation::kForward && has(Array::kStats) &&
                          dtype_number(at(Array::kO)) == static_cast<int>(accumulator(dtype)) &&
                          !has(Array::kKvStart) && !has(Array::kPositions) && !has(Array::kTree);
-  p.accumulate = may_merge && random.chance(0.5);
+  p.accumulate = adds || (may_merge && random.chance(0.5));
   p.deterministic = random.chance(0.2);
   p.batch_invariant = random.chance(0.2);
   p.implementation = random.one_of<fulmen_implementation>(
@@ -231,6 +232,10 @@ DType DrawnCall::dtype_of(const ArrayRule& rule) {
     case DTypes::kInt64:
       return DType::kInt64;
     case DTypes::kSameAs:
+      if (adds &&
+          (rule.array == Array::kDQ || rule.array == Array::kDK || rule.array == Array::kDV)) {
+        return wide;
+      }
       return static_cast<DType>(at(rule.param).dtype);
   }
   return dtype;

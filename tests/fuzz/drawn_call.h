@@ -87,6 +87,7 @@ class DrawnCall {
   Random random;
   Operation operation = Operation::kForward;
   bool packed = false;
+  bool adds = false;              // backward: to what dq, dk and dv hold
   bool has_two_captures = false;  // of the expression, where there is one
   Sizes sizes{};
   DType dtype = DType::kFloat32;

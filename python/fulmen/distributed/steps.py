@@ -171,16 +171,18 @@ class Sums:
             at, of_keys = slice(*part.rows), slice(*part.keys)
             options["need"] = ("q", "k", "v", *self.wanted)
             options["dlse"] = None if given.dlse is None else given.dlse[:, :, at]
+            if self.merges:
+                options["accumulate"] = fulmen.Gradients(
+                    dq[:, :, at], dk[:, :, of_keys], dv[:, :, of_keys]
+                )
             found = fulmen.attention_backward(
                 given.do[:, :, at], given.q[:, :, at], k[:, :, of_keys], v[:, :, of_keys],
                 given.o[:, :, at], given.stats[:, :, at], **options,
             )  # fmt: skip
-            if self.merges:
-                dq[:, :, at] += found.dq
-            else:
+            if not self.merges:
                 dq[:, :, at] = found.dq
-            dk[:, :, of_keys] += found.dk
-            dv[:, :, of_keys] += found.dv
+                dk[:, :, of_keys] += found.dk
+                dv[:, :, of_keys] += found.dv
             for name, x in (found.dcaptures or {}).items():
                 if name in self.wanted:
                     wide = x.to(sums_of(x.dtype))

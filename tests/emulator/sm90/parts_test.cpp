@@ -23,6 +23,22 @@ constexpr ForwardSm90Config kMergedPairs = merging(
      .shift_rule = ShiftRule::kWhenGrown,
      .score = {.mask = true, .bias = DType::kFloat32, .dropout = true, .negative_scale = true}});
 
+// Of rows that leave in tiles.
+constexpr ForwardSm90Config kMergedTiles = [] {
+  ForwardSm90Config config = merging({.score = {.mask_kind = MaskKind::kBoth}});
+  config.stage_output = true;
+  return config;
+}();
+constexpr ForwardSm90Config kMergedHalves = [] {
+  ForwardSm90Config config = merging({.dtype = DType::kFloat16,
+                                      .warpgroups = 3,
+                                      .shift_rule = ShiftRule::kWhenSumGrew,
+                                      .score = {.mask_kind = MaskKind::kRight, .sinks = true}});
+  config.stage_output = true;
+  config.d_v = 128;
+  return config;
+}();
+
 template <ForwardSm90Config kConfig>
 void expect_merged(RandomProblem& random, const Request& drawn, unsigned seed) {
   const Request expected = with_parts(random, drawn);
@@ -49,6 +65,9 @@ TEST(Sm90PartsOnHost, AreMerged) {
   expect_merged<kMergedSequences>(1, 12, false);
   expect_merged<kMergedSequences>(101, 8, true);
   expect_merged<kMergedPairs>(201, 8, false);
+  expect_merged<kMergedTiles>(501, 8, false);
+  expect_merged<kMergedTiles>(601, 6, true);
+  expect_merged<kMergedHalves>(701, 8, false);
 }
 
 // Scores of a warp's rows leave the range of float32: the fallback computes the work tile again,

@@ -48,28 +48,6 @@ constexpr ForwardSm90Config kStaged{.d_qk = 128,
                                     .q_register_dims = 32,
                                     .score = {.mask_kind = MaskKind::kBoth, .stats = true}};
 
-// Results that join what is there: of rows that leave in tiles, and of sequences.
-constexpr ForwardSm90Config kJoined{
-    .d_qk = 64,
-    .d_v = 64,
-    .kv_rows = 64,
-    .score = {.mask_kind = MaskKind::kBoth, .stats = true, .fp32_out = true, .accumulate = true}};
-constexpr ForwardSm90Config kJoinedHalves{.dtype = DType::kFloat16,
-                                          .d_qk = 32,
-                                          .d_v = 128,
-                                          .warpgroups = 3,
-                                          .kv_rows = 48,
-                                          .shift_rule = ShiftRule::kWhenSumGrew,
-                                          .score = {.mask_kind = MaskKind::kRight,
-                                                    .sinks = true,
-                                                    .stats = true,
-                                                    .fp32_out = true,
-                                                    .accumulate = true}};
-constexpr ForwardSm90Config kJoinedSequences = [] {
-  ForwardSm90Config config = kSigned;
-  config.score.fp32_out = config.score.accumulate = true;
-  return config;
-}();
 // Float32 rows, as they are.
 constexpr ForwardSm90Config kFloats{
     .d_qk = 48,
@@ -283,64 +261,7 @@ TEST(Sm90OnHost, SoftcapSinksWideOutput) { expect_agreement<kCapped>(101, 12); }
 TEST(Sm90OnHost, AlibiSinksOneStage) { expect_agreement<kBiased>(201, 12); }
 TEST(Sm90OnHost, StagedOutputOddDims) { expect_agreement<kStaged>(301, 12); }
 
-// A part of the rows: some have seen no key, and their o says nothing.
-void draw_part(RandomProblem& random, const Request& request) {
-  const Arrays& arrays = request.arrays;
-  random.fill_normal(arrays[Array::kO]);
-  const Tensor& stats = arrays[Array::kStats];
-  RandomProblem::for_each(stats, [&](const i64* at) {
-    const bool is_max = at[stats.rank - 1] == 0;
-    const bool is_empty = (at[stats.rank - 2] + at[stats.rank - 3]) % 5 == 0;
-    const double drawn =
-        is_max ? 3 * random.normal() : 1 + static_cast<double>(random.number(0, 9));
-    const double nothing = is_max ? -std::numeric_limits<double>::infinity() : 0.0;
-    store_real(RandomProblem::address(stats, at), stats.dtype, is_empty ? nothing : drawn);
-  });
-  const Tensor& lse = arrays[Array::kLse];
-  RandomProblem::for_each(lse, [&](const i64* at) {
-    i64 place[4] = {at[0], at[1], lse.rank == 2 ? 0 : at[2], 0};
-    const double row_max = load_real(RandomProblem::address(stats, place), DType::kFloat32);
-    place[lse.rank] = 1;
-    const double row_sum = load_real(RandomProblem::address(stats, place), DType::kFloat32);
-    store_real(RandomProblem::address(lse, at), lse.dtype, row_max + std::log(row_sum));
-  });
-  const Tensor& o = arrays[Array::kO];
-  RandomProblem::for_each(o, [&](const i64* at) {
-    if ((at[o.rank - 2] + at[o.rank - 3]) % 5 != 0) return;
-    store_real(RandomProblem::address(o, at), o.dtype, kNan);
-  });
-}
-
-// Rows that saw nothing in neither part hold NaN; they are compared by lse alone.
-template <ForwardSm90Config kConfig>
-void expect_joined(unsigned first, unsigned count) {
-  for (unsigned seed = first; seed < first + num_drawn(count); ++seed) {
-    RandomProblem random(seed);
-    Request expected = HopperRequest(random, kConfig, 200).request;
-    expected.options.accumulate = true;
-    draw_part(random, expected);
-    if (random.chance(0.3)) plant_unusual(expected, random);
-    Request actual = expected;
-    for (const Array array : {Array::kO, Array::kLse, Array::kStats}) {
-      actual.arrays[array] = random.twin(expected.arrays[array]);
-      RandomProblem::for_each(expected.arrays[array], [&](const i64* at) {
-        store_real(RandomProblem::address(actual.arrays[array], at), DType::kFloat32,
-                   load_real(RandomProblem::address(expected.arrays[array], at), DType::kFloat32));
-      });
-    }
-    cpu::scalar_forward(validate(expected, Pointers::kChecked));
-    run_forward<kConfig>(validate(actual, Pointers::kChecked), seed);
-    expect_close_rows(actual, expected, seed);
-  }
-}
-
 TEST(Sm90OnHost, FloatsInHalves) { expect_agreement<kFloats>(3301, 6); }
-TEST(Sm90OnHost, JoinsParts) {
-  expect_joined<kJoined>(3401, 8);
-  expect_joined<kJoinedHalves>(3501, 8);
-  expect_joined<kJoinedSequences>(3601, 8);
-}
-
 TEST(Sm90OnHost, OrdinaryScoresTakeOneAttempt) {
   u64 second_attempts = 0;
   for (const unsigned seed : {3201u, 3202u, 3203u}) {

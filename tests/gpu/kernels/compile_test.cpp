@@ -27,6 +27,7 @@
 #include "gpu/decode_sm80/plan.h"
 #include "gpu/forward_sm80/plan.h"
 #include "gpu/forward_sm90/plan.h"
+#include "gpu/gradient_plans.h"
 #include "gpu/jit/compiler.h"
 #include "gpu/jit/module.h"
 #include "gpu/simt/plan.h"
@@ -173,6 +174,11 @@ TEST(CompileKernels, Indexer) {
 }
 
 // Tiles for the least shared memory of the architectures, so that one list serves all.
+TEST(CompileKernels, AddGradients) {
+  std::vector<KernelSpec> specs;
+  for (const DType dtype : kFloatTypes) specs.push_back(add_gradients(dtype, 1).spec);
+  expect_compile({{{specs}, 1}});
+}
 TEST(CompileKernels, Simt) { expect_compile({{simt_specs(64 * 1024), 6}}); }
 
 // A100 and H100 have room for wide tiles; those of a GeForce fit every architecture.

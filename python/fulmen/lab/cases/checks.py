@@ -306,9 +306,23 @@ def merged_parts(run: Run) -> tuple[Array, Array]:
 def accumulated_parts(run: Run) -> Any:
     """The Forward of parts over disjoint keys, each merged in place; sinks enter in the last."""
     call, case = run.call, run.case
-    options = run.options()
-    sinks = options.pop("sinks", None)
     merged: Any = None
+    for keys, options in _of_parts(run):
+        if keys.stop != case.kv_rows:
+            options.pop("sinks", None)
+        if merged is None:
+            options["out_dtype"] = parameter_dtype(case.dtype).name
+        else:
+            options["accumulate"] = merged
+        merged = run.memory.attention_forward(
+            call.q, call.k[..., keys, :], call.v[..., keys, :], **options
+        )
+    return merged
+
+
+def _of_parts(run: Run) -> Iterator[tuple[slice, dict[str, Any]]]:
+    """The keys of each part, and the options of a call on them."""
+    case, options = run.case, run.options()
     first = 0
     for count in case.parts:
         keys = slice(first, first + count)
@@ -317,18 +331,26 @@ def accumulated_parts(run: Run) -> Any:
             own["kv_segments"] = np.array([[0, count, first]], case.offsets)
         if isinstance(options.get("mask"), np.ndarray):
             own["mask"] = options["mask"][..., keys]
-        if first + count == case.kv_rows:
-            own["sinks"] = sinks
-        if merged is None:
-            own["out_dtype"] = parameter_dtype(case.dtype).name
-        else:
-            own["accumulate"] = merged
-        merged = run.memory.attention_forward(
-            call.q, call.k[..., keys, :], call.v[..., keys, :], **{**options, **own}
-        )
+        yield keys, {**options, **own}
         first += count
     assert first == case.kv_rows, f"{case.name}: parts hold {first} of {case.kv_rows} keys"
-    return merged
+
+
+def accumulated_gradients(run: Run, merged: Any) -> dict[str, Array]:
+    """dq, dk and dv of parts, added up where they lie; all twice, and half of that."""
+    call = run.call
+    o = np.asarray(merged.o).astype(dtype_of(run.case.dtype))
+    sums = [np.zeros(x.shape, parameter_dtype(run.case.dtype)) for x in (call.q, call.k, call.v)]
+    for _ in range(2):
+        for keys, options in _of_parts(run):
+            dk, dv = (x[..., keys, :] for x in sums[1:])
+            run.memory.attention_backward(
+                call.do, call.q, call.k[..., keys, :], call.v[..., keys, :], o, merged.stats,
+                need=("q", "k", "v"), accumulate=fulmen.Gradients(sums[0], dk, dv), **options,
+            )  # fmt: skip
+    is_rounded = run.where["backend"] != "cpu"  # to the dtype of q, before it is added
+    dtype = dtype_of(run.case.dtype) if is_rounded else sums[0].dtype
+    return {name: (x / 2).astype(dtype) for name, x in zip(("dq", "dk", "dv"), sums)}
 
 
 def refused(run: Run) -> None:

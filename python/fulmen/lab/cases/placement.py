@@ -134,19 +134,36 @@ class OnGpu:
         return Forward(o if out is None else out, lse, (found.o, found.lse, found.stats))
 
     def attention_backward(
-        self, do: Any, q: Any, k: Any, v: Any, o: Any, saved: Any, **options: Any
-    ) -> Any:
-        """fulmen.attention_backward; `saved` is the stats of `attention_forward`, or its lse."""
+        self, do: Any, q: Any, k: Any, v: Any, o: Any, saved: Any, accumulate: Any = None,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """fulmen.attention_backward; `saved` is the stats of `attention_forward`, or its lse.
+
+        Sums to which gradients are added have afterwards what their copies have.
+        """
         with self.owner.stream():
-            if isinstance(saved, tuple):
+            if accumulate is not None:
+                o, saved = self.owner.contiguous(o), saved[2]
+            elif isinstance(saved, tuple):
                 o, _, saved = saved
             else:
                 o, saved = self.put(o), self.put(saved)
             do, q, k, v = (self.put(x) for x in (do, q, k, v))
-            found = fulmen.attention_backward(do, q, k, v, o, saved, **self.options(options))
+            moved = self.options(options)
+            if accumulate is not None:
+                return self._added((do, q, k, v, o, saved), accumulate, moved)
+            found = fulmen.attention_backward(do, q, k, v, o, saved, **moved)
             return found._replace(
                 **{name: self._got(x) for name, x in found._asdict().items() if x is not None}
             )
+
+    def _added(self, arrays: tuple[Any, ...], sums: Any, options: dict[str, Any]) -> Any:
+        blocks = [self._copied(x) for x in sums[:3]]
+        moved = fulmen.Gradients(*(self._view(x, block) for x, block in zip(sums, blocks)))
+        fulmen.attention_backward(*arrays, accumulate=moved, **options)
+        for block in blocks:
+            self._bring_back(block)
+        return sums
 
     def _got(self, x: Any) -> Any:
         if isinstance(x, dict):

@@ -244,6 +244,8 @@ def check_accumulate(run: Run) -> Measured:
     """Parts over disjoint keys, each merged into what is there, obey the rule of the whole."""
     merged = checks.accumulated_parts(run)
     yield from measure(run, {"o": merged.o, "lse": merged.lse})
+    if run.case.gradients:
+        yield from measure(run, checks.accumulated_gradients(run, merged))
 
 
 def check_appended(run: Run) -> Measured:

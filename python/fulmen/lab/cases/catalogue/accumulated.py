@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: fulmen contributors
 # SPDX-License-Identifier: Apache-2.0
-"""Parts over disjoint keys, each merged into o, lse and stats where they lie, against one call.
+"""Parts over disjoint keys, each merged into o, lse and stats where they lie, against one call;
+and the gradients of parts, each added to dq, dk and dv.
 
 Rows that see nothing in some parts or in all, parts of one key, scores that lie far apart from part
 to part, sinks in the last call alone; where rows and keys stand is said by segments. Tiles are of
@@ -51,6 +52,7 @@ OF_TILES: dict[str, Fields] = {
     "dim320": {"dim": 320},
     "dim80": {"dim": 80, "dim_v": 48},
     "few_rows": {"q_rows": 7, "heads": 8},
+    "many": {"dim": 128, "q_rows": 65, "batch": 8, "heads": 36, "kv_heads": 4},  # largest tiles
     "sinks": {"sinks": "normal"},
     "spread": {"inputs": "spread_50", "dtype": "float16"},
     "huge": {"inputs": "huge"},
@@ -69,6 +71,11 @@ OF_TILES: dict[str, Fields] = {
     },
 }  # fmt: skip
 
+GRADIENTS = (
+    "full", "float16", "dim128", "dim256", "dim80", "few_rows", "sinks", "few_pairs", "lengths",
+    "causal", "dropout", "nan_q", "huge",
+)  # fmt: skip
+
 
 def _cases() -> list[Case]:
     found = [
@@ -77,13 +84,25 @@ def _cases() -> list[Case]:
         for dtype in (DTYPES if option == "full" else DTYPES[n % 4 : n % 4 + 1])
     ]
     found += [_case(f"tiles_{option}", {**TILES, **own}) for option, own in OF_TILES.items()]
+    found += [
+        _case(
+            f"gradients_tiles_{option}", {**TILES, **OF_TILES[option], "gradients": ("q", "k", "v")}
+        )
+        for option in GRADIENTS
+    ]
+    for n, dtype in enumerate(DTYPES):
+        own = {**OPTIONS["full"], **CAUSAL, "gradients": ("q", "k", "v")}
+        found.append(
+            _case(f"gradients_{dtype}", {**SMALL, **own, "dtype": dtype, "batch": 1 + n % 2})
+        )
     eight_bits: Fields = {"eight_bits": True, "kv_dtype": "float8_e4m3fn", "scales": "head"}
     found.append(_case("tiles_e4m3", {**TILES, **eight_bits}))
     return found
 
 
 def _case(name: str, fields: Fields) -> Case:
-    return Case(f"accumulate_{name}", ("accumulate",), check="accumulate", gradients=(), **fields)
+    own = {"check": "accumulate", "gradients": (), **fields}
+    return Case(f"accumulate_{name}", ("accumulate",), **own)
 
 
 CASES = tuple(_cases())
