@@ -858,9 +858,9 @@ FULMEN_API fulmen_status fulmen_device_faults(int32_t device, uint32_t* faults);
 
 /* Writes the machine code of all kernels of GPU plans into one file, from which processes without
  * NVRTC run the same problems on the same architectures; where a problem is over a cache, also
- * those of fulmen_append_kv in its dtypes and of fulmen_merge, and with slots those of
- * fulmen_mla_indexer for as many. Plans are made with device_name, on a machine without a GPU too;
- * making them is what takes time. */
+ * those of fulmen_append_kv in its dtypes and of fulmen_merge, of 8 bits those of fulmen_quantise
+ * that fill it, and with slots those of fulmen_mla_indexer for as many. Plans are made with
+ * device_name, on a machine without a GPU too; making them is what takes time. */
 FULMEN_API fulmen_status fulmen_bundle_write(const fulmen_plan* const* plans, size_t num_plans,
                                              const char* path);
 
