@@ -255,6 +255,8 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
   std::array<Meeting, kNumNamedBarriers> named_barriers;
   std::map<u32, Mbarrier> mbarriers;  // by shared address
+  u32 most_registers = 0;             // that a setmaxnreg names
+  u32 least_increase = ~0u;           // of the setmaxnreg.inc
   Thread* running = nullptr;
 
   bool has_ended() const { return num_ended == threads.size(); }

@@ -1,8 +1,11 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Warp-wide exchange, and on top of it ldmatrix, stmatrix and the matrix product.
+// Warp-wide exchange, and on top of it ldmatrix, stmatrix and the matrix product. Registers that
+// warpgroups hand over: PTX ISA 9.0, section 9.7.19.5.
 #include "emulator/warp.h"
+
+#include <algorithm>
 
 #include "emulator/shared_memory.h"
 #include "emulator/tensor_core.h"
@@ -114,6 +117,36 @@ void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DTy
     }
   }
   for (u32 i = 0; i < 2; ++i) right.row(left[i], d + 2 * i, d + 2 * i);
+}
+
+namespace {
+
+constexpr u32 kRegisters = 65536;         // of a multiprocessor
+constexpr u32 kMaxThreadRegisters = 256;  // what a thread with 255 holds
+
+u32 share_of_registers() {
+  const u32 share = kRegisters / static_cast<u32>(block().threads.size()) / 8 * 8;
+  return std::min(share, kMaxThreadRegisters);
+}
+
+[[noreturn]] void fail_to_set(const char* instruction, u32 count, u32 held) {
+  fail(std::string(instruction) + " to " + std::to_string(count) +
+       " registers, an illegal instruction where a thread has " + std::to_string(held) +
+       " at launch");
+}
+
+}  // namespace
+
+void increase_registers(u32 count) {
+  Block& own = block();
+  own.most_registers = std::max(own.most_registers, count);
+  own.least_increase = std::min(own.least_increase, count);
+  const u32 held = std::min(share_of_registers(), own.most_registers);
+  if (own.least_increase < held) fail_to_set("setmaxnreg.inc", own.least_increase, held);
+}
+
+void decrease_registers(u32 count) {
+  if (count > share_of_registers()) fail_to_set("setmaxnreg.dec", count, share_of_registers());
 }
 
 }  // namespace fulmen::emulator

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the lanes of a warp do together: hand values round. Shuffles, votes and warp-wide loads and
-// stores of matrices are made of it.
+// stores of matrices are made of it. And registers that warpgroups hand over.
 #pragma once
 
 #include <array>
@@ -26,5 +26,11 @@ void store_transposed_matrices(u32 row_address, const std::array<u32, 4>& words,
 // d += A B of mma.sync, this lane's part: m16n8k16 of 16-bit numbers, m16n8k8 of TF32 (kFloat32, of
 // which the upper 19 bits count). Fragments: src/kernels/ptx/mma.cuh.
 void multiply_fragments(const std::array<WarpOperands, kWarpSize>& operands, DType dtype, float* d);
+
+// setmaxnreg.inc, .dec. Kernels that have it are compiled for one block on a multiprocessor: at
+// launch a thread holds its share of all registers, or what the largest setmaxnreg.inc names, if
+// that is less. Whether there are registers enough is not looked at.
+void increase_registers(u32 count);
+void decrease_registers(u32 count);
 
 }  // namespace fulmen::emulator

@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 
 namespace fulmen::test {
 

@@ -176,6 +176,35 @@ TEST(Misuse, BytesThatDoNotAddUp) {
               HasSubstr("lacks 0 of 1 arrivals and 1024 bytes"));
 }
 
+// Of 384 threads each has 168 registers at first, or as many as the largest setmaxnreg.inc names.
+std::string complaint_of_registers(const std::function<void(u32 warpgroup)>& kernel) {
+  try {
+    emulator::launch({.blocks = 1, .threads = 384, .shared_bytes = 1024},
+                     [&] { kernel(ptx::thread_index() / 128); });
+  } catch (const emulator::Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(Misuse, RegistersThatWarpgroupsHandOver) {
+  EXPECT_EQ(complaint_of_registers([](u32 warpgroup) {
+              if (warpgroup == 0) ptx::setmaxnreg_dec<24>();
+              if (warpgroup != 0) ptx::setmaxnreg_inc<240>();
+            }),
+            "nothing");
+  EXPECT_EQ(complaint_of_registers([](u32) { ptx::setmaxnreg_inc<160>(); }), "nothing");
+  EXPECT_THAT(complaint_of_registers([](u32 warpgroup) {
+                if (warpgroup == 0) ptx::setmaxnreg_inc<160>();
+                if (warpgroup == 1) ptx::setmaxnreg_inc<240>();
+              }),
+              HasSubstr("setmaxnreg.inc to 160 registers, an illegal instruction where a thread "
+                        "has 168 at launch"));
+  EXPECT_THAT(complaint_of_registers([](u32) { ptx::setmaxnreg_dec<176>(); }),
+              HasSubstr("setmaxnreg.dec to 176 registers, an illegal instruction where a thread "
+                        "has 168 at launch"));
+}
+
 TEST(Misuse, WarpgroupThatDisagreesOnItsProduct) {
   EXPECT_THAT(complaint(8192,
                         [] {

@@ -55,10 +55,10 @@ void split_last_tiles(const Problem& problem, const BackwardSm90Configs& configs
                       BackwardSm90Layout& layout) {
   if (!configs.main || !configs.main->splits()) return;
   const BackwardSm90Config& config = *configs.main;
-  const i64 split = layout.num_tiles() % grid;
+  const i64 split = layout.num_claims() % grid;
   if (split == 0) return;
   const i64 all_sums = layout.num_rows * config.dims * 4;
-  layout.part_bytes = split * 2 * config.kv_rows() * config.dims * 4;
+  layout.part_bytes = split * 2 * config.tiles_of_claim() * config.kv_rows() * config.dims * 4;
   const i64 room = (all_sums - layout.counters_at) / layout.part_bytes;
   const i64 most = min(kMaxParts, !config.paired ? 1 + room : room > 0 ? kMaxParts : 1);
   const i64 steps = ceil_div(problem.max_q, config.q_rows) * problem.group_size();
@@ -103,18 +103,19 @@ void add_lists(const Problem& problem, const BackwardSm90Configs& configs,
 BackwardSchedule schedule_of(const Problem& problem, const BackwardSm90Configs& configs,
                              const BackwardSm90Layout& layout, i64 grid) {
   const bool varlen = configs.preprocess.score.varlen, masked = is_masked(configs);
-  const bool has_sums = configs.main && configs.main->dq;
+  const bool has_sums = configs.main && configs.main->adds_dq();
   const bool ordered = has_sums && configs.main->deterministic;
   const bool waits = is_deterministic(problem) && masked;
-  const bool in_groups = masked || ordered;
-  const i64 of_group = in_groups ? heads_per_group(problem, waits, layout.num_kv_blocks, grid) : 1;
+  const bool whole_heads = configs.main && configs.main->whole_heads;
+  const bool in_groups = (masked || ordered) && !whole_heads;
+  const i64 of_group = in_groups ? heads_per_group(problem, waits, layout.claims_of_head, grid) : 1;
   // Under a mask a larger last group, so that every multiprocessor ends with a short work tile. On
   // an H200 causal 1k becomes 2 to 5 % faster; without sums of dQ it does not.
   const bool has_short = has_sums && in_groups && !ordered && !varlen;
-  const i64 last = has_short ? ceil_div(grid, layout.num_kv_blocks) : 0;
+  const i64 last = has_short ? ceil_div(grid, layout.claims_of_head) : 0;
   BackwardSchedule schedule =
-      backward_schedule(varlen ? problem.heads_kv : layout.num_batch_kv_heads, layout.num_kv_blocks,
-                        of_group, last, grid, ordered && masked);
+      backward_schedule(varlen ? problem.heads_kv : layout.num_batch_kv_heads,
+                        layout.claims_of_head, of_group, last, grid, ordered && masked);
   if (!has_sums) schedule.lag = 0;
   return schedule;
 }
@@ -123,15 +124,17 @@ BackwardSchedule schedule_of(const Problem& problem, const BackwardSm90Configs& 
 
 BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm90Configs& configs,
                                         const Gpu& gpu) {
-  // Thread blocks, or pairs of them.
+  // Thread blocks, or clusters of two.
   const i64 blocks_of_tile = configs.main ? configs.main->blocks_of_tile() : 1;
-  const i64 grid = gpu.num_multiprocessors / blocks_of_tile;
+  const i64 tiles_of_claim = configs.main ? configs.main->tiles_of_claim() : 1;
+  const i64 grid = gpu.num_multiprocessors / (blocks_of_tile * tiles_of_claim);
   const bool varlen = configs.preprocess.score.varlen;
-  const bool has_sums = configs.main && configs.main->dq;
+  const bool has_sums = configs.main && configs.main->adds_dq();
   BackwardSm90Layout layout{};
   layout.num_batch_kv_heads = problem.num_sequences * problem.heads_kv;
   layout.kv_rows = configs.kv_rows();
-  layout.num_kv_blocks = ceil_div(max<i64>(problem.max_kv, 1), layout.kv_rows);
+  layout.claims_of_head = ceil_div(max<i64>(problem.max_kv, 1), layout.kv_rows * tiles_of_claim);
+  layout.num_kv_blocks = layout.claims_of_head * tiles_of_claim;
   layout.num_conversion_blocks =
       ceil_div(max<i64>(problem.max_q, 1), BackwardSm90Config::kConversionRows);
   layout.padded_rows_per_head = padded_rows_per_head(problem);
@@ -152,7 +155,7 @@ BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm
   // One or the other: what is split is not deterministic.
   const bool ordered = has_sums && configs.main->deterministic;
   const i64 semaphores = ordered ? layout.num_rows / configs.main->q_rows * blocks_of_tile : 0;
-  layout.num_part_counters = 2 * blocks_of_tile * layout.num_split;
+  layout.num_part_counters = 2 * blocks_of_tile * tiles_of_claim * layout.num_split;
   const i64 counters = BackwardSm90Layout::kLaunches + 1 + 3 * layout.num_batch_kv_heads +
                        layout.num_part_counters + semaphores;
   layout.zeroed_bytes = layout.counters_at + rows_up(counters * 4, 16);

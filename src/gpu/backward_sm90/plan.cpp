@@ -15,6 +15,10 @@ namespace {
 
 constexpr i64 kMaxDim = kMostWideDims;
 constexpr i64 kElements = 8;  // of 16 bytes, in which the copy engine moves
+// From about as many heads on as there are multiprocessors: 32 and 64 causal ones of 512 rows take
+// 6 to 18 % longer by their best times than where their blocks of keys are shared out (H200,
+// 2026-11-30).
+constexpr i64 kFewestWholeHeads = 128;
 constexpr i64 kMaxCount = i64{1} << 30;
 constexpr i32 kKeyRegisterDims = 16;       // with 16 more ptxas serialises the products (C7512)
 constexpr i32 kDividedRegisterDims = 128;  // up to 256 dims; beyond there is room for none
@@ -123,8 +127,25 @@ bool pairs_blocks(const Problem& problem, const ScoreOptions& score) {
          !is_short(problem, score) && (!is_deterministic(problem) || has_order(problem, score));
 }
 
+// Their sums have an order, so that where one is asked for the number of heads does not count.
+// Whether two thread blocks share their loads of Q and dO. On an H200 (2026-11-30, in turns) that
+// takes 2 % from 128 dims full 16k and 8k, 1 to 3 % from 4k and 2k; under a causal mask, where one
+// of them walks over two steps that it does not see, it costs 4 %.
+bool shares_loads(const Problem& problem, const ScoreOptions& score) {
+  return tile_dims(problem) == 128 && score.mask_kind == MaskKind::kNone && score.stats &&
+         !score.varlen && !score.has_tile_lists() && !is_deterministic(problem) &&
+         min(problem.max_q, problem.max_kv) >= 2048;
+}
+
+bool has_whole_heads(const Problem& problem) {
+  const bool has_many_heads = problem.num_sequences * problem.heads_kv >= kFewestWholeHeads;
+  return fits_whole_heads(problem) && (has_many_heads || is_deterministic(problem));
+}
+
 bool has_dq_kernel(const Problem& problem, const ScoreOptions& score) {
-  if (!problem.has(Array::kDQ) || pairs_blocks(problem, score)) return false;
+  if (!problem.has(Array::kDQ) || pairs_blocks(problem, score) || has_whole_heads(problem)) {
+    return false;
+  }
   const bool is_alone = !problem.has(Array::kDK) && !problem.has(Array::kDV);
   // Steps of 128 queries at 64 dims lie in blocks of as many.
   const bool straddles = score.blocks && tile_dims(problem) == 64 && problem.block_q % 128 != 0;
@@ -161,7 +182,8 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   config.dtype = problem.dtype;
   config.score = score;
   config.dims = tile_dims(problem);
-  config.q_rows = config.dims == 64 && !has_options(score) ? 128 : 64;
+  config.whole_heads = has_whole_heads(problem);
+  config.q_rows = config.dims == 64 && !has_options(score) && !config.whole_heads ? 128 : 64;
   if (score.blocks && problem.block_q % config.q_rows != 0) config.q_rows = 64;
   config.dq = makes_dq;
   const bool makes_both =  // beyond 256 dims always; what is not wanted is not written
@@ -172,9 +194,12 @@ BackwardSm90Config main_config(const Problem& problem, const ScoreOptions& score
   const bool is_even = score.mask_kind == MaskKind::kNone || !config.dq;
   config.ping_pong = !leaves_out(problem, Optimisation::kPingPong) && is_even;
   config.early_dv = !leaves_out(problem, Optimisation::kOverlap);
-  config.register_dims = config.dq && config.dims == 128 ? kKeyRegisterDims : 0;
-  config.deterministic = config.dq && is_deterministic(problem);
+  config.register_dims = config.whole_heads                ? config.dims
+                         : config.dq && config.dims == 128 ? kKeyRegisterDims
+                                                           : 0;
+  config.deterministic = config.dq && is_deterministic(problem) && !config.whole_heads;
   config.staggered = !leaves_out(problem, Optimisation::kBlockOrder) && !config.deterministic;
+  config.shares_loads = shares_loads(problem, score) && config.dq;
   if (config.divides_products()) {
     config.register_dims = config.dims <= 256 ? kDividedRegisterDims : 0;
     config.paired = config.dq;
@@ -224,8 +249,10 @@ void add_launches(const Problem& problem, const Gpu& gpu, BackwardSm90Plan& plan
     launches.back().overlap_previous = true;
   };
   if (configs.main) {
-    add(backward_sm90_spec(*configs.main), plan.layout.num_tiles(),
-        static_cast<unsigned>(configs.main->blocks_of_tile()));
+    const BackwardSm90Layout& layout = plan.layout;
+    add(backward_sm90_spec(*configs.main),
+        configs.main->whole_heads ? layout.num_batch_kv_heads : layout.num_claims(),
+        static_cast<unsigned>(configs.main->cluster_blocks()));
   }
   if (configs.dq) add(backward_dq_spec(*configs.dq), max_work_tiles(problem, *configs.dq));
   const UserTerms user = user_terms_of(problem);
@@ -249,6 +276,14 @@ std::string wide_refusal(const Problem& problem) {
     return "takes masks of intervals, lengths and sinks alone beyond 256 head dimensions";
   }
   return "";
+}
+
+bool fits_whole_heads(const Problem& problem) {
+  const ScoreOptions score = score_of(problem);
+  const i64 rows = rows_up(problem.max_q, BackwardSm90Config::kConversionRows);
+  return tile_dims(problem) == 64 && problem.has(Array::kDQ) && problem.has(Array::kDK) &&
+         problem.has(Array::kDV) && !has_options(score) && !score.varlen &&
+         !score.has_tile_lists() && rows * problem.group_size() <= BackwardSm90Config::kHeadRows;
 }
 
 BackwardSm90Configs backward_sm90_configs(const Problem& problem) {

@@ -13,7 +13,7 @@
 #include "gpu/gpu_plan.h"
 #include "gpu/jit/kernel_spec.h"
 #include "gpu/tile_lists.h"
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 
 namespace fulmen::gpu {
 
@@ -42,6 +42,9 @@ struct BackwardSm90Configs {
 };
 BackwardSm90Configs backward_sm90_configs(const Problem& problem);
 
+// Whether thread blocks can have whole heads (BackwardSm90Config::whole_heads).
+bool fits_whole_heads(const Problem& problem);
+
 // Counts and the order of a run, and where its parts of the workspace begin, in bytes. Counters:
 // one of work tiles for each launch, at most kLaunches; done and freed (batch_kv_head); nonfinite
 // (1 + batch_kv_head); parts_done; dq_semaphore.
@@ -50,8 +53,9 @@ struct BackwardSm90Layout {
 
   BackwardSchedule schedule;
   i64 num_batch_kv_heads;
-  i64 kv_rows;  // of a block of keys
-  i64 num_kv_blocks;
+  i64 kv_rows;         // of a block of keys
+  i64 claims_of_head;  // of work tiles, or of two that share loads
+  i64 num_kv_blocks;   // with the one that such a claim may have too many
   i64 num_conversion_blocks;
   i64 padded_rows_per_head;
   i64 num_rows;   // of lse_log2 and delta, of all heads
@@ -75,7 +79,7 @@ struct BackwardSm90Layout {
   i64 query_lists_bytes;
   i64 workspace_bytes;
 
-  i64 num_tiles() const { return num_batch_kv_heads * num_kv_blocks; }
+  i64 num_claims() const { return num_batch_kv_heads * claims_of_head; }
 };
 BackwardSm90Layout backward_sm90_layout(const Problem& problem, const BackwardSm90Configs& configs,
                                         const Gpu& gpu);

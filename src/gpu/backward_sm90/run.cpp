@@ -232,8 +232,8 @@ void BackwardSm90Plan::run(const Call& call) const {
   if (configs.main) {
     BackwardParams params = main_of(problem, call.workspace);
     map(call, Array::kQ, configs.main->q_rows, params.maps.q);
-    map(call, Array::kK, configs.main->kv_rows(), params.maps.k);
-    map(call, Array::kV, configs.main->kv_rows_of_block(), params.maps.v);
+    map(call, Array::kK, configs.main->key_box_rows(), params.maps.k);
+    map(call, Array::kV, configs.main->value_box_rows(), params.maps.v);
     map(call, Array::kDOut, configs.main->q_rows, params.maps.dout);
     map(call, Array::kDK, 64, params.maps.dk);
     map(call, Array::kDV, 64, params.maps.dv);

@@ -42,6 +42,7 @@ KernelSpec backward_sm90_spec(const BackwardSm90Config& config) {
       name(config.dtype), "_d", config.dims, name_suffix(config.score), config.dq ? "" : "_no_dq",
       config.dk ? "" : "_no_dk", config.dv ? "" : "_no_dv", config.pair_bytes() > 0 ? "_tiles" : "",
       config.deterministic ? "_deterministic" : "", config.paired ? "_paired" : "",
+      config.shares_loads ? "_shared_loads" : "", config.whole_heads ? "_whole_heads" : "",
       config.ping_pong ? "" : "_no_ping_pong", "_r", config.register_dims,
       config.early_dv ? "" : "_late_dv", config.staggered ? "" : "_not_staggered");
   return on_tensor_cores(
@@ -79,6 +80,14 @@ static void set_options(Problem& problem, int variant) {
   if (variant & 1) problem.arrays[Array::kBias].dtype = DType::kFloat32;
   if (variant & 4) problem.arrays[Array::kQIds].dtype = DType::kInt32;
   if (variant & 2) problem.dropout.threshold = 1;
+}
+
+// So many short heads that thread blocks have whole ones, where they can.
+static Problem with_whole_heads(Problem problem, const IntervalMask& mask) {
+  problem.mask = mask;
+  problem.num_sequences = problem.max_q = problem.max_kv = 512;
+  problem.heads_q = problem.heads_kv = 8;
+  return problem;
 }
 
 // Problems as far as configs depend on them: masks, sequences, gradients, options.
@@ -123,6 +132,7 @@ std::vector<std::vector<KernelSpec>> backward_sm90_specs() {
         config.score.sinks = sinks;
         prepare.push_back(backward_preprocess_spec(config));
       }
+      for (const IntervalMask& mask : kMasks) add(with_whole_heads(problem, mask));
       set_options(problem, variant);
       add(problem);
       for (const Array array : {Array::kBias, Array::kMask}) {  // which the copy engine brings

@@ -19,6 +19,7 @@
 #include "kernels/backward_sm90/dq_accum.cuh"
 #include "kernels/backward_sm90/epilogue.cuh"
 #include "kernels/backward_sm90/producer.cuh"
+#include "kernels/backward_sm90/tail_zero_fill.cuh"
 
 namespace fulmen {
 
@@ -32,7 +33,10 @@ struct BackwardConsumer {
   using Scores = typename Warpgroup::Scores;
   using Sums = typename Warpgroup::Sums;
   using Weights = typename Warpgroup::Weights;
-  using Keys = KRegisters<kConfig>;
+  struct Keys {  // the first columns of K and V, as left operands
+    KRegisters<kConfig> k;
+    u32 v[kConfig.holds_keys() ? kConfig.dims / 4 : 1];
+  };
 
   Warpgroup wg;
 
@@ -48,8 +52,33 @@ struct BackwardConsumer {
   u32 keys_of(Pipeline<1> pipeline) const {
     return pipeline.address(wg.kv_at) + 64 * 128 * wg.warpgroup;
   }
-  void issue_scores(Scores& S, const Keys& rK, typename Shared::QState of) const {
-    issue_keys_by_queries<kConfig>(S, rK, keys_of(wg.shared.k()), wg.shared.q().address(of));
+  void issue_scores(Scores& S, const Keys& words, typename Shared::QState of) const {
+    issue_keys_by_queries<kConfig>(S, words.k, keys_of(wg.shared.k()), wg.shared.q().address(of));
+  }
+
+  // Of K alone.
+  void load_first_columns(Keys& words) const {
+    wg.shared.k().consumer_wait(wg.kv_at);
+    load_keys<kConfig>(words.k, keys_of(wg.shared.k()));
+  }
+  // All of K and V.
+  void take_keys(Keys& words) {
+    take_keys(words.k);
+    take_keys(words.v);
+  }
+  // The warpgroup's 64 keys of K or V, out of a buffer of Q or dO.
+  void take_keys(KRegisters<kConfig>& words) {
+    const auto q = wg.shared.q();
+    const auto dout = wg.shared.dout();
+    q.consumer_wait(wg.at);
+    dout.consumer_wait(wg.dout_state());
+    const u32 rows = wg.warpgroup == 0 ? q.address(wg.at) : dout.address(wg.dout_state());
+    load_left_columns<kConfig.dims>(words, OperandTile<64, true>{rows});
+    ptx::warp_sync();
+    wg.release(q, wg.at);
+    wg.release(dout, wg.dout_state());
+    wg.at.advance();
+    wg.dout_at.advance();
   }
 
   // dV += P^T dO over queries [kBegin, kEnd) of the step.
@@ -65,11 +94,11 @@ struct BackwardConsumer {
   // P^T = exp(S^T - lse), under the product dP^T = V dO^T; dS^T = P^T (dP^T - delta), under the
   // product dV += P^T dO.
   template <bool kFirst>
-  void form_p_and_ds(Scores& S, Weights& P, Weights& dS, Sums& dV, const Pairs& pairs) const {
+  void form_p_and_ds(Scores& S, Weights& P, Weights& dS, Sums& dV, const Keys& words,
+                     const Pairs& pairs) const {
     [[maybe_unused]] Scores dP;
     if constexpr (kConfig.needs_dp()) {
-      const u32 none[1] = {};  // all of V is in shared memory
-      issue_keys_by_queries<kConfig>(dP, none, keys_of(wg.shared.v()),
+      issue_keys_by_queries<kConfig>(dP, words.v, keys_of(wg.shared.v()),
                                      wg.shared.dout().address(wg.dout_state()));
     }
     wg.exponentiate(S);
@@ -86,6 +115,16 @@ struct BackwardConsumer {
     }
   }
 
+  // A buffer of Q or dO.
+  template <i32 kBuffers>
+  void release_queries(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> of) const {
+    if constexpr (kConfig.in_clusters()) {
+      wg.release_to_pair(pipeline, of);
+    } else {
+      wg.release(pipeline, of);
+    }
+  }
+
   // The step of a warpgroup.
   struct Steps {
     BackwardStepInfo now, next;  // `next` is read early, under the products of this one
@@ -95,7 +134,7 @@ struct BackwardConsumer {
   // In this order: dQ = dS K of the step before, the next S^T = K Q^T (after the last step the same
   // S^T again, unused), dK += dS^T Q.
   template <bool kFirst>
-  void multiply(Scores& S, Sums& dK, const Weights& dS, const Keys& rK, Steps& steps) {
+  void multiply(Scores& S, Sums& dK, const Weights& dS, const Keys& words, Steps& steps) {
     constexpr bool kDq = kConfig.dq && !kFirst;
     const typename Shared::QState here = wg.at;
     const typename Shared::DOutState dout_here = wg.dout_state();
@@ -112,22 +151,22 @@ struct BackwardConsumer {
     if constexpr (kDq) ptx::wgmma_wait<1>();  // for dV
     const bool is_last = steps.now.is_last();
     if (!is_last) {
-      wg.shared.q().consumer_wait(wg.at);
+      wait_queries<kConfig>(wg.shared.q(), wg.at);
       steps.next = wg.read_step();
     }
-    issue_scores(S, rK, is_last ? here : wg.at);
+    issue_scores(S, words, is_last ? here : wg.at);
     if constexpr (kConfig.dk) {
       issue_keys_by_dims<kConfig>(dK, dS, wg.shared.q().address(here), !kFirst);
     }
     wg.ping_pong_arrive();
-    wg.release(wg.shared.dout(), dout_here);
-    if (kConfig.needs_dp() && is_last) wg.release(wg.shared.v(), wg.kv_at);
+    release_queries(wg.shared.dout(), dout_here);
+    if (kConfig.v_bytes() > 0 && is_last) wg.release(wg.shared.v(), wg.kv_at);
     if constexpr (kDq) {
       ptx::wgmma_wait<kConfig.dk ? 2 : 1>();
       wg.finish_dq(dQ, before, steps.dq_tile);
     }
     ptx::wgmma_wait<0>();
-    wg.release(wg.shared.q(), here);
+    release_queries(wg.shared.q(), here);
     steps.dq_tile = steps.now.tile;
   }
 
@@ -136,20 +175,20 @@ struct BackwardConsumer {
   u32 compute(Sums& dK, Sums& dV, i32 key) {
     Steps steps;
     Scores S;  // becomes P; S of the next step is issued before this one ends
-    wg.shared.q().consumer_wait(wg.at);
+    Keys words;
+    if constexpr (kConfig.holds_keys()) take_keys(words);
+    wait_queries<kConfig>(wg.shared.q(), wg.at);
     steps.now = wg.shared.read_step(wg.at);
-    wg.shared.k().consumer_wait(wg.kv_at);
-    Keys rK;
-    load_keys<kConfig>(rK, keys_of(wg.shared.k()));
-    issue_scores(S, rK, wg.at);
+    if constexpr (!kConfig.holds_keys()) load_first_columns(words);
+    issue_scores(S, words, wg.at);
     ptx::wgmma_wait<0>();
-    if constexpr (kConfig.needs_dp()) wg.shared.v().consumer_wait(wg.kv_at);
+    if constexpr (kConfig.v_bytes() > 0) wg.shared.v().consumer_wait(wg.kv_at);
 
     const auto take = [&](auto first_step, auto masked) {
       constexpr bool kFirst = decltype(first_step)::kValue;
       [[maybe_unused]] Weights P, dS;
       Pairs pairs{};
-      wg.shared.dout().consumer_wait(wg.dout_state());
+      wait_queries<kConfig>(wg.shared.dout(), wg.dout_state());
       constexpr bool kMasked = decltype(masked)::kValue;
       constexpr bool kHides = kHidesAlways && !kFirst;
       if constexpr (kMasked || kConfig.maps_every_score() || kConfig.score.dropout) {
@@ -161,15 +200,16 @@ struct BackwardConsumer {
         }
         wg.shift_large_scores(S);
       }
-      this->template form_p_and_ds<kFirst>(S, P, dS, dV, pairs);
+      this->template form_p_and_ds<kFirst>(S, P, dS, dV, words, pairs);
       Scores S_next;
-      this->template multiply<kFirst>(S_next, dK, dS, rK, steps);
+      this->template multiply<kFirst>(S_next, dK, dS, words, steps);
 #pragma unroll
       for (i32 k = 0; k < Warpgroup::kFloats; ++k) S[k] = S_next[k];
     };
     using Yes = Flag<true>;
     using No = Flag<false>;
     take(Yes{}, Yes{});
+    if constexpr (kConfig.holds_keys()) wg.shared.k().consumer_wait(wg.kv_at);  // for dQ
     // Steps without mask and without large scores have a loop of their own: a branch that changes S
     // would cost it 32 to 64 moves of registers.
     while (!steps.now.is_last()) {
@@ -194,6 +234,14 @@ struct BackwardConsumer {
     const bool is_whole = BackwardParts<kConfig>{wg}.gather(dK, dV, work_tile);
     [[maybe_unused]] float dQ[kConfig.dq_floats()];
     if constexpr (kConfig.dq) wg.issue_dq(dQ, last);
+    if constexpr (kConfig.whole_heads) {  // the next K has no other buffer to come to
+      ptx::wgmma_wait<0>();
+      wg.release(wg.shared.k(), wg.kv_at);
+      wg.kv_at.advance();
+      wg.finish_dq(dQ, last, last_tile);
+      write_dv(dK, dV, work_tile);
+      return write_dk(dK, work_tile);
+    }
     if (is_whole) write_dv(dK, dV, work_tile);
     if constexpr (kConfig.dq) {
       ptx::wgmma_wait<0>();
@@ -220,12 +268,17 @@ struct BackwardConsumer {
     const DqConverter<kConfig> converter{wg.params, i32(ptx::thread_index() / 32) - 4,
                                          i32(wg.thread % 32)};
     if (wg.warpgroup == 1) wg.ping_pong_arrive();  // warpgroup 0 may begin
+    if constexpr (kConfig.whole_heads) wg.head_dq().clear_all();
 #pragma unroll 1
     for (;;) {
       wg.shared.work().consumer_wait(wg.work_at);
       const i32 num_steps = wg.shared.read_num_steps(wg.work_at);
       if (num_steps == BackwardWork::kEnd) break;
-      if constexpr (kConfig.dq) converter.run(wg.shared.read_conversion(wg.work_at));
+      if constexpr (kConfig.whole_heads) {
+        wg.head_dq().write(wg.shared.read_conversion(wg.work_at));
+      } else if constexpr (kConfig.dq) {
+        converter.run(wg.shared.read_conversion(wg.work_at));
+      }
       if (num_steps >= 0) {
         Sums dK, dV;
         if (num_steps > 0) {
@@ -240,8 +293,10 @@ struct BackwardConsumer {
           write_dv(dK, dV, wg.shared.read_tile(wg.work_at));
           write_dk(dK, wg.shared.read_tile(wg.work_at));
         }
-        ptx::warp_sync();
-        if (wg.thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.dq_added(wg.work_at));
+        if constexpr (!kConfig.whole_heads) {
+          ptx::warp_sync();
+          if (wg.thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.dq_added(wg.work_at));
+        }
       }
       wg.sync_warpgroup();
       if (wg.thread == 0) wg.shared.work().consumer_release(wg.work_at);
@@ -262,6 +317,8 @@ __attribute__((always_inline)) inline void backward_producers(
   if (thread == 0) {
     BackwardProducer<kConfig>{params, shared}.run();
     ptx::grid_dependency_wait();  // so that the end of this grid is the end of those before
+  } else if (kConfig.whole_heads && thread == 32) {
+    BackwardKeyProducer<kConfig>{params, shared}.run();
   } else if (thread == 32) {
     DqSemaphoreRelease<kConfig>{params, shared}.run();
   } else if (thread == 64) {
@@ -300,7 +357,7 @@ __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& p
   const BackwardStorage<kConfig> shared{ptx::dynamic_shared()};
   const i32 warpgroup = ptx::broadcast(ptx::thread_index() / 128);
   if (ptx::thread_index() == 0) shared.init();
-  if constexpr (kConfig.paired) {
+  if constexpr (kConfig.in_clusters()) {
     ptx::cluster_sync();
   } else {
     ptx::block_sync();
@@ -313,7 +370,7 @@ __attribute__((always_inline)) inline void backward_sm90(const BackwardParams& p
     backward_consumers<kConfig>({{u32(warpgroup) - 1, ptx::thread_index() % 128}, params, shared},
                                 warpgroup == 1);
   }
-  if constexpr (kConfig.paired) {  // until then the other block may reach here
+  if constexpr (kConfig.in_clusters()) {  // until then the other block may reach here
     ptx::warp_sync();
     ptx::cluster_sync();
   }

@@ -26,11 +26,17 @@ struct BackwardSm90Config {
                           // again; and of V, with divides_products()
   bool paired = false;    // clusters of two thread blocks, 64 keys each, walk over the same queries
                           // and make dQ of both together, half of the columns each (256 dims)
-  bool ping_pong = true;  // ablation: one warpgroup at a time issues its products
-  bool early_dv = true;   // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
-  bool staggered = true;  // ablation: without a mask, blocks of keys begin at different queries
-  bool tiled_bias = false;  // bias and boolean mask of a step come by the copy engine with its Q;
-  bool tiled_mask = false;  // else their elements are loaded one by one
+  bool shares_loads = false;  // two thread blocks of a cluster have neighbouring blocks of keys of
+                              // a head and walk over the same queries: each loads half of the
+                              // columns of Q and dO, for both (128 dims, no mask)
+  bool whole_heads = false;   // a thread block has all blocks of keys of a kv head, one after the
+                              // other, and sums its dQ in shared memory (64 dims, at most kHeadRows
+                              // queries of all heads that share the keys)
+  bool ping_pong = true;      // ablation: one warpgroup at a time issues its products
+  bool early_dv = true;       // ablation: dV += P^T dO is issued before dS is formed (q_rows 64)
+  bool staggered = true;      // ablation: without a mask, blocks of keys begin at different queries
+  bool tiled_bias = false;    // bias and boolean mask of a step come by the copy engine with its Q;
+  bool tiled_mask = false;    // else their elements are loaded one by one
 
   // Options other than mask_kind, varlen and stats take dQ to a kernel of its own. With stats rows
   // come with row_max, which is exact for large scores; else with lse alone.
@@ -39,6 +45,7 @@ struct BackwardSm90Config {
   static constexpr i32 kDsStages = 2;
   static constexpr i32 kWorkStages = 4;        // work tiles that are published ahead
   static constexpr i32 kConversionRows = 128;  // rows of dQ that are converted at a time
+  static constexpr i32 kHeadRows = 512;        // whose dQ fits into shared memory, of 64 dims
   static constexpr i32 kConsumerWarps = 8;
 
   bool operator==(const BackwardSm90Config&) const = default;
@@ -51,6 +58,9 @@ struct BackwardSm90Config {
 
   // dQ of a step is 64 rows of a warpgroup, or half of the columns of all.
   constexpr bool dq_by_rows() const { return q_rows == 128; }
+  constexpr i32 dq_columns() const { return dims / (dq_by_rows() ? 1 : 2 * blocks_of_tile()); }
+  // Whether blocks of keys add their dQ to sums in global memory.
+  constexpr bool adds_dq() const { return dq && !whole_heads; }
   // of a thread
   constexpr i32 dq_floats() const { return q_rows * dims / 256 / blocks_of_tile(); }
 
@@ -61,6 +71,9 @@ struct BackwardSm90Config {
   constexpr bool has_large_dims() const { return dims > 128; }
   constexpr bool divides_products() const { return has_large_dims() && dk && dv; }
   constexpr i32 blocks_of_tile() const { return paired ? 2 : 1; }  // thread blocks on a work tile
+  constexpr i32 tiles_of_claim() const { return shares_loads ? 2 : 1; }
+  constexpr i32 cluster_blocks() const { return blocks_of_tile() * tiles_of_claim(); }
+  constexpr bool in_clusters() const { return cluster_blocks() > 1; }
   constexpr i32 kv_rows() const { return divides_products() && !paired ? 64 : 128; }
   constexpr i32 kv_rows_of_block() const { return divides_products() ? 64 : 128; }
   constexpr bool needs_dp() const { return dq || dk; }  // dV alone takes P alone
@@ -71,6 +84,11 @@ struct BackwardSm90Config {
   // it. float16 holds none below 2^-24: there it goes as float32.
   constexpr bool shares_rounded() const { return divides_products() && dtype == DType::kBFloat16; }
   constexpr i32 p_stages() const { return (dims > 256 || paired) && !shares_rounded() ? 1 : 2; }
+  // Whether all of K and V lies in registers as left operands. It comes there through the first
+  // buffers of Q (64 keys) and dO (the others); of K shared memory has a copy, for dQ.
+  constexpr bool holds_keys() const { return whole_heads; }
+  constexpr i32 key_box_rows() const { return holds_keys() ? 64 : kv_rows(); }
+  constexpr i32 value_box_rows() const { return holds_keys() ? 64 : kv_rows_of_block(); }
   // What undoes weight_shift in dQ, dK and dV.
   constexpr float sum_scale() const { return 1.f / static_cast<float>(1 << weight_shift(dtype)); }
   // Of Q and of dO. The warpgroups are half a step apart, and the next S is asked for early: with
@@ -84,7 +102,7 @@ struct BackwardSm90Config {
 
   // Whether work tiles may be split into parts of their queries (BackwardParts).
   constexpr bool splits() const {
-    return dq && dk && dv && !deterministic && !score.varlen && !score.has_tile_lists() &&
+    return adds_dq() && dk && dv && !deterministic && !score.varlen && !score.has_tile_lists() &&
            score.mask_kind == MaskKind::kNone;
   }
 
@@ -106,14 +124,17 @@ struct BackwardSm90Config {
   // Of K and V; where blocks are paired, of half of their columns: of K both blocks' keys, for dQ.
   constexpr i32 k_bytes() const { return kv_rows() * dims / blocks_of_tile() * 2; }
   constexpr i32 v_bytes() const {
-    return needs_dp() ? kv_rows_of_block() * dims / blocks_of_tile() * 2 : 0;
+    return needs_dp() && !holds_keys() ? kv_rows_of_block() * dims / blocks_of_tile() * 2 : 0;
   }
   constexpr i32 ds_bytes() const { return dq ? q_rows * kv_rows() * 2 : 0; }
   constexpr i32 p_bytes() const {
     return divides_products() ? q_rows * 64 * (shares_rounded() ? 2 : 4) : 0;
   }
-  constexpr i32 out_bytes() const { return has_large_dims() ? 0 : k_bytes(); }  // dV, then dK
-  constexpr i32 bias_bytes() const {                                            // of a step
+  constexpr i32 head_bytes() const { return whole_heads ? kHeadRows * dims * 4 : 0; }  // of dQ
+  constexpr i32 out_bytes() const {  // dV, then dK
+    return has_large_dims() || whole_heads ? 0 : k_bytes();
+  }
+  constexpr i32 bias_bytes() const {  // of a step
     return tiled_bias ? q_rows * kv_rows() * i32(size_bytes(score.bias)) : 0;
   }
   constexpr i32 pair_bytes() const { return bias_bytes() + (tiled_mask ? q_rows * kv_rows() : 0); }
@@ -121,8 +142,8 @@ struct BackwardSm90Config {
   constexpr i32 delta_bytes() const { return q_rows * 4; }
   constexpr i32 shared_bytes() const {
     return k_bytes() + v_bytes() + (stages() + dout_stages()) * q_bytes() + kDsStages * ds_bytes() +
-           p_stages() * p_bytes() + out_bytes() + stages() * (lse_bytes() + pair_bytes()) +
-           dout_stages() * delta_bytes() + 768;
+           p_stages() * p_bytes() + head_bytes() + out_bytes() +
+           stages() * (lse_bytes() + pair_bytes()) + dout_stages() * delta_bytes() + 768;
   }
 
   // Why no kernel can have this config; "" where one can.
@@ -134,7 +155,17 @@ struct BackwardSm90Config {
     if (dims > 256 && !divides_products()) return "beyond 256 dims dK and dV are made together";
     if (q_rows != 64 && !(q_rows == 128 && dims == 64))
       return "only 64 dims have 128 queries a step";
-    if (dims == 64 && q_rows == 64 && dq) return "dQ of 64 dims is made of 128 queries a step";
+    if (dims == 64 && q_rows == 64 && adds_dq()) {
+      return "dQ of 64 dims is made of 128 queries a step";
+    }
+    if (shares_loads && (dims != 128 || !adds_dq() || deterministic || score.varlen ||
+                         score.has_tile_lists() || score.mask_kind != MaskKind::kNone)) {
+      return "blocks that share loads see all queries, and make dQ of 128 dims";
+    }
+    if (whole_heads && (dims != 64 || q_rows != 64 || register_dims != 64 || !dq || deterministic ||
+                        score.varlen || score.has_tile_lists())) {
+      return "dQ of whole heads is made of 64 queries of 64 dims a step";
+    }
     if (has_large_dims() && dq && !paired) return "above 128 dims registers leave no room for dQ";
     if (paired && (dims != 256 || !dq || !dk || !dv || score.varlen || register_dims != 128)) {
       return "paired blocks make all gradients of 256 dims, half of K in registers";
@@ -170,6 +201,8 @@ constexpr void for_each_field(const BackwardSm90Config& config, Each each) {
   each("deterministic", config.deterministic);
   each("register_dims", config.register_dims);
   each("paired", config.paired);
+  each("shares_loads", config.shares_loads);
+  each("whole_heads", config.whole_heads);
   each("ping_pong", config.ping_pong);
   each("early_dv", config.early_dv);
   each("staggered", config.staggered);
@@ -310,86 +343,5 @@ constexpr BackwardSchedule backward_schedule(i64 num_batch_kv_heads, i64 num_kv_
   const i64 groups = 1 + ceil_div(lag + max(margin, per_last), per_group);
   return {i32(heads), i32(last), i32(min(num_batch_kv_heads, heads * groups)), i32(lag)};
 }
-
-// The kernel before: lse and delta of every row, and zeros.
-struct BackwardPreprocessConfig {
-  DType dtype = DType::kBFloat16;
-  i32 dims = 128;  // of v, filled up: 64, 128, 256, 512
-  // stats, varlen, sinks (a row has one more key, of value 0), documents (of dK and dV) alone
-  ScoreOptions score;
-
-  static constexpr i32 kThreads = 256;
-  static constexpr i32 kBlocksPerMultiprocessor = 8;
-  // Thread blocks on a multiprocessor, and rows of 32 bytes that a thread loads at once.
-  constexpr i32 resident_blocks() const { return score.varlen || score.documents ? 4 : 8; }
-  constexpr i32 rows_in_flight() const { return 16 / resident_blocks() / vectors(); }
-  constexpr i32 threads() const { return kThreads; }
-  constexpr i32 threads_per_row() const { return dims / 8 / vectors(); }
-  constexpr i32 vectors() const { return dims > 256 ? 2 : 1; }  // of 16 bytes, of a thread
-
-  bool operator==(const BackwardPreprocessConfig&) const = default;
-};
-
-template <class Each>
-constexpr void for_each_field(const BackwardPreprocessConfig& config, Each each) {
-  each("dtype", config.dtype);
-  each("dims", config.dims);
-  each("score", config.score);
-}
-
-struct BackwardPreprocessParams {
-  i32 heads_q;
-  i32 q_len;
-  i32 padded_q_rows;                // of a head: BackwardParams::padded_rows_per_head
-  i32 dim_v;                        // a multiple of 8
-  i32 num_rows;                     // batch entries * heads * padded_q_rows, below 2^30
-  float* lse_log2;                  // as in BackwardParams
-  float* delta;                     // as in BackwardParams
-  u32* zeros;                       // counters, and sums but those below, to be cleared
-  i64 num_zeros;                    // in 16 bytes
-  float* sums;                      // of dQ with score.varlen, with as many rows as lse_log2
-  i32 sum_dims;                     // of a row; 0: there are none
-  SequenceShape bounds;             // with score.varlen: upper bounds of q_len and kv_len
-  i32 kv_rows;                      // of a block of keys
-  KeyBlockInfo* key_block_infos;    // as in BackwardParams
-  const IdRange* query_ranges;      // (block of queries), with score.documents
-  i32 q_rows;                       // of a block of queries
-  DocumentBlocks* document_blocks;  // as in BackwardParams
-  AttentionParams attention;        // with score.varlen: lengths, offsets, dq, dk, dv to clear;
-                                    // sinks, ids
-};
-
-// backward_dq_sm90, whose config is ForwardSm90Config. `forward`: as for forward_sm90, with dq
-// among its arrays; lse_log2, delta and nonfinite as in BackwardParams. Boxes of the maps: Q and dO
-// (64, 64), K and V (64, kv_rows).
-struct BackwardDqParams {
-  BackwardTensorMaps maps;
-  ForwardParams forward;
-  i64 padded_rows_per_head;
-  const float* lse_log2;
-  const float* delta;
-  u32* nonfinite;
-  bool comes_first;  // as in BackwardParams
-};
-
-// The kernel after: gradients of the heads that are marked as not finite, pair by pair.
-struct BackwardFallbackConfig {
-  DType dtype = DType::kBFloat16;
-  UserTerms user{};
-
-  static constexpr i32 kThreads = 256;
-  static constexpr i32 kMaxDim = kMostWideDims;
-};
-
-template <class Each>
-constexpr void for_each_field(const BackwardFallbackConfig& config, Each each) {
-  each("dtype", config.dtype);
-  each("user", config.user);
-}
-
-struct BackwardFallbackParams {
-  const u32* nonfinite;  // as in BackwardParams
-  AttentionParams attention;
-};
 
 }  // namespace fulmen

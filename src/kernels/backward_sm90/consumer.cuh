@@ -79,10 +79,13 @@ inline void issue_keys_by_dims(BackwardSums<kConfig>& sums, const BackwardWeight
 // This warpgroup's part of dQ = dS K: its 64 rows, or its half of the columns (that the block has).
 template <BackwardSm90Config kConfig>
 inline void issue_queries_by_dims(float (&dQ)[kConfig.dq_floats()], u32 ds, u32 k, u32 warpgroup) {
-  static_assert(kConfig.dims == (kConfig.dq_by_rows() ? 64 : 128 * kConfig.blocks_of_tile()));
+  static_assert(kConfig.dq_columns() <= 64);
   const u32 a = ptx::wgmma_descriptor(ds + (kConfig.dq_by_rows() ? warpgroup * 64 * 128 : 0), 16);
   const u32 b = ptx::wgmma_descriptor(
-      k + (kConfig.dq_by_rows() ? 0 : warpgroup * kConfig.kv_rows() * 128), 16);
+      k + (kConfig.dq_by_rows()         ? 0
+           : kConfig.dq_columns() == 64 ? warpgroup * kConfig.kv_rows() * 128
+                                        : warpgroup * kConfig.dq_columns() * 2),
+      16);
   ptx::wgmma_fence();
 #pragma unroll
   for (i32 j = 0; j < kConfig.kv_rows(); j += 16) {
@@ -137,7 +140,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
   void release(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
     if (thread % 32 == 0) pipeline.consumer_release(cursor);
   }
-  // What both blocks of a pair fill: to both.
+  // What both blocks of a cluster fill: to both.
   template <i32 kBuffers>
   void release_to_pair(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> cursor) const {
     const u32 lane = thread % 32;
@@ -370,6 +373,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     issue_queries_by_dims<kConfig>(dQ, shared.ds().address(of), shared.k().address(kv_at),
                                    warpgroup);
   }
+  HeadDq<kConfig> head_dq() const { return {params, shared, warpgroup, thread}; }
   void finish_dq(const float (&dQ)[kConfig.dq_floats()], typename Shared::DsState of,
                  u32 tile) const {
     if constexpr (kConfig.paired) {
@@ -377,6 +381,7 @@ struct BackwardWarpgroup : ConsumerThread<2, kConfig.ping_pong> {
     } else {
       release(shared.ds(), of);
     }
+    if constexpr (kConfig.whole_heads) return head_dq().add(dQ, tile);
     if constexpr (kConfig.deterministic) shared.dq_semaphore().consumer_wait(of);
     float* part = dq_tile<kConfig>(params, tile) +
                   (first_dq_part<kConfig>() + warpgroup) * DqConverter<kConfig>::kPartFloats;

@@ -11,6 +11,7 @@
 #include "kernels/backward_sm90/storage.cuh"
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/nonfinite_sm90.cuh"
+#include "kernels/common/store_output.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/thread.cuh"
@@ -24,6 +25,7 @@ namespace fulmen {
 // kv head's first query head, and of tiles of a query head.
 template <BackwardSm90Config kConfig>
 constexpr u32 first_dq_tile(const BackwardParams& params, i32 batch_kv_head, i32 q_begin) {
+  if constexpr (kConfig.whole_heads) return 0;
   if constexpr (kConfig.score.varlen) {
     return u32(first_padded_row<kConfig>(params, batch_kv_head, q_begin) / kConfig.q_rows);
   }
@@ -158,6 +160,86 @@ struct DqConverter {
     for (i32 piece = conversion.begin; piece < conversion.end; ++piece) {
       const i32 head = piece / conversion.blocks;
       convert_piece(conversion, head, piece - head * conversion.blocks);
+    }
+  }
+};
+
+// dQ of whole heads: their sums never leave the thread block, and each is of one thread, which adds
+// to it, rounds it and clears it. A tile is the part of warpgroup 0, then of warpgroup 1; in a part
+// vector j of thread t at 2,048 j + 16 t.
+template <BackwardSm90Config kConfig>
+struct HeadDq {
+  static constexpr i32 kFloats = kConfig.dq_floats();
+  using Sums = float[kFloats];
+
+  const BackwardParams& params;
+  BackwardStorage<kConfig> shared;
+  u32 warpgroup;
+  u32 thread;
+
+  u32 address(u32 tile) const {
+    return shared.head_dq(tile) + warpgroup * (kFloats * 512) + thread * 16;
+  }
+  void load(Sums& sums, u32 tile) const {
+#pragma unroll
+    for (i32 j = 0; j < kFloats / 4; ++j) {
+      const ptx::U32x4 x = ptx::load_shared_x4(address(tile) + j * 2048);
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) sums[4 * j + e] = __builtin_bit_cast(float, x.word[e]);
+    }
+  }
+  void clear(u32 tile) const {
+#pragma unroll
+    for (i32 j = 0; j < kFloats / 4; ++j) ptx::store_shared_x4(address(tile) + j * 2048, {});
+  }
+  void clear_all() const {
+    for (u32 tile = 0; tile < BackwardSm90Config::kHeadRows / kConfig.q_rows; ++tile) clear(tile);
+  }
+  void add(const Sums& dQ, u32 tile) const {
+    Sums sums;
+    load(sums, tile);
+#pragma unroll
+    for (i32 j = 0; j < kFloats / 4; ++j) {
+      ptx::U32x4 x;
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) {
+        x.word[e] = __builtin_bit_cast(u32, sums[4 * j + e] + dQ[4 * j + e]);
+      }
+      ptx::store_shared_x4(address(tile) + j * 2048, x);
+    }
+  }
+
+  // dQ = scale * sums, rounded, of a tile.
+  void write_tile(const DqConversion& head, i32 q_head, i32 first, u32 tile) const {
+    Sums sums;
+    load(sums, tile);
+    clear(tile);
+    if constexpr (kConfig.hides_pairs()) {
+      mark_nonfinite(params.nonfinite, head.batch_kv_head, probe(sums));
+    }
+#pragma unroll
+    for (i32 i = 0; i < kFloats; ++i) sums[i] *= params.scale * kConfig.sum_scale();
+    const ArrayView& dq = params.attention.dq;
+    const i32 column = i32(warpgroup) * kConfig.dq_columns();
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const i32 row = first + i32(thread / 32 * 16 + thread % 32 / 4) + 8 * half;
+      u16* const out = reinterpret_cast<u16*>(dq.data) +
+                       dq.offset(head.batch_kv_head / params.heads_kv, q_head, row, column);
+      store_output_row<kConfig.dtype>(sums, half, out, row < head.q_len, params.dim_qk - column);
+    }
+  }
+  // Of a kv head, when its blocks of keys are done.
+  void write(const DqConversion& head) const {
+    if (head.batch_kv_head < 0) return;
+    const i32 first_head = head.batch_kv_head % params.heads_kv * params.group_size;
+    u32 tile = 0;
+#pragma unroll 1
+    for (i32 of_group = 0; of_group < params.group_size; ++of_group) {
+#pragma unroll 1
+      for (u32 i = 0; i < dq_tiles_of_head<kConfig>(params); ++i, ++tile) {
+        write_tile(head, first_head + of_group, i32(i) * kConfig.q_rows, tile);
+      }
     }
   }
 };

@@ -42,7 +42,7 @@ struct BackwardEpilogue {
   void write(const Sums& sums, const TensorMap& map, const ArrayView& array, i32 dim,
              const BackwardTile& work_tile) const {
     const i32 row = work_tile.kv_block * kConfig.kv_rows() + first_key<kConfig>(wg.warpgroup);
-    if (kConfig.has_large_dims() || (kConfig.score.varlen && row + 64 > work_tile.shape.kv_len)) {
+    if (kConfig.out_bytes() == 0 || (kConfig.score.varlen && row + 64 > work_tile.shape.kv_len)) {
       write_rows(sums, array, dim, work_tile, row);
     } else {
       copy(sums, map, work_tile, row);

@@ -8,7 +8,7 @@
 // Launched after backward_sm90 with few blocks; without such a head it returns at once.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/naive/naive.cuh"
 #include "kernels/ptx/grid.cuh"
 #include "kernels/ptx/thread.cuh"

@@ -8,7 +8,7 @@
 // neighbouring threads, 16 bytes each.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/backward_sm90/scheduler.cuh"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/faults.cuh"

@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: fulmen contributors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The producers of backward_sm90, two threads that start TMA loads: one count work loads,
+// The producers of backward_sm90, two threads that start TMA loads: one claims work tiles,
 // publishes them, and loads K, and Q with lse for every step; the other loads V, and dO with delta.
 // One thread with 24 registers could not do both in the time that the consumers take for a step.
 // Of a pair of blocks each loads half of the columns of Q and dO, for both, and the first claims
-// for both. And the warp that sets rows past a sequence's end to zero in loads that have landed.
+// for both. Where registers hold K and V, 64 keys of each come before Q, the others before dO, and
+// a third thread loads K for dQ.
 #pragma once
 
 #include "kernels/backward_sm90/dq_accum.cuh"
@@ -38,7 +39,7 @@ struct BackwardLoads {
   void load_queries(const TensorMap& map, u32 tile, u32 full, const Step& step) const {
     const i32 row = work_tile.q_begin + step.q_block * kConfig.q_rows;
     const i32 head = kv_head * params.group_size + step.head;
-    if constexpr (!kConfig.paired) {
+    if constexpr (!kConfig.in_clusters()) {
       load(map, tile, full, kConfig.q_rows, row, head, batch);
     } else {
       const i32 first = half_of_columns();
@@ -62,6 +63,18 @@ struct BackwardLoads {
                                                        tile + kConfig.bias_bytes(), full, sequence,
                                                        head, row, first_key());
     }
+  }
+  // Where registers hold K and V: 64 keys of one, to a buffer of Q or dO.
+  void load_half(const TensorMap& map, u32 tile, u32 full, i32 half) const {
+    ptx::tma_load(tile, map, full, 0, first_key() + 64 * half, kv_head, batch);
+  }
+  template <i32 kBuffers>
+  void load_for_registers(const TensorMap& map, Pipeline<kBuffers> pipeline,
+                          PipelineState<kBuffers>& at, i32 half) const {
+    wait_empty<kConfig>(pipeline, at);
+    ptx::mbarrier_arrive_expect(pipeline.full(at), kConfig.q_bytes());
+    load_half(map, pipeline.address(at), pipeline.full(at), half);
+    at.advance();
   }
   // K or V.
   i32 first_key() const { return work_tile.kv_block * kConfig.kv_rows(); }
@@ -158,8 +171,14 @@ struct BackwardProducer {
 
   void load_tile(const BackwardTile& work_tile, const QueryBlockRange& range) {
     const BackwardLoads<kConfig> loads{params, work_tile};
-    loads.prefetch_keys(params.maps.k);  // to the L2, while the buffer is still in use
-    if (kConfig.dq && !kConfig.score.varlen && work_tile.batch_kv_head >= params.num_accum_slots) {
+    if constexpr (kConfig.holds_keys()) {
+      loads.load_for_registers(params.maps.k, shared.q(), at, 0);
+      loads.load_for_registers(params.maps.v, shared.q(), at, 0);
+    } else {  // to the L2, while the work tile before still uses the buffer
+      loads.prefetch_keys(params.maps.k);
+    }
+    if (kConfig.adds_dq() && !kConfig.score.varlen &&
+        work_tile.batch_kv_head >= params.num_accum_slots) {
       // wait until the sums in its slot are cleared
       ptx::await(params.freed + work_tile.batch_kv_head - params.num_accum_slots,
                  params.num_kv_blocks * kConfig.blocks_of_tile());
@@ -200,22 +219,24 @@ struct BackwardProducer {
       ptx::bulk_load(shared.lse(at),
                      params.lse_log2 + (kConfig.score.stats ? lse_index(kept) : kept),
                      kConfig.lse_bytes(), q_full);
-      if (left == range.num_steps) load_k(loads);
+      if (!kConfig.holds_keys() && left == range.num_steps) load_k(loads);
       at.advance();
     }
     kv_at.advance();
   }
 
-  // Work of index `index`; waits until the dQ to be converted is complete.
-  BackwardWork next_work(const BackwardTileCount& count, i32 index) const {
+  // Work of index `index`, behind the conversion of dQ of work tile `converted` (negative: of
+  // none); waits until that is complete.
+  BackwardWork next_work(const BackwardTileCount& count, i32 index, i32 converted) const {
     BackwardWork work{BackwardWork::kEnd, {}, {-1, 0, 0, 1, 0, 0}};
-    if (index >= count.all()) return work;
+    if (index >= count.all() && converted < 0) return work;
     work.num_steps = BackwardWork::kNoTile;
     if (index < count.of_tiles()) work.work_tile = tile_at<kConfig>(params, count, index);
-    const i32 converted = count.converted(index);
     if (kConfig.dq && converted >= 0) {
       const BackwardTile before = whole_tile_at<kConfig>(params, converted);
-      ptx::await(params.done + before.batch_kv_head, tiles_of_head<kConfig>(params, before));
+      if constexpr (kConfig.adds_dq()) {
+        ptx::await(params.done + before.batch_kv_head, tiles_of_head<kConfig>(params, before));
+      }
       work.conversion = conversion_of(params, before);
     }
     return work;
@@ -223,7 +244,7 @@ struct BackwardProducer {
 
   // The next index of the grid's counter.
   i32 claim(PipelineState<1>& claim_at) const {
-    if constexpr (!kConfig.paired) return ptx::atomic_add(params.next_tile, 1);
+    if constexpr (!kConfig.in_clusters()) return ptx::atomic_add(params.next_tile, 1);
     const auto claim = shared.claim();
     i32 index;
     if (ptx::cluster_rank() == 0) {
@@ -244,11 +265,23 @@ struct BackwardProducer {
     typename Shared::WorkState work_at;
     PipelineState<1> claim_at;
     const BackwardTileCount count = backward_tile_count<kConfig>(params);
+    i32 index = -1, left = 0;  // the last work tile; where blocks have whole heads, of its head
 #pragma unroll 1
     for (;;) {
       // Claimed late, so that longest-first balances.
-      const i32 index = claim(claim_at);
-      BackwardWork work = next_work(count, index);
+      i32 converted = -1;
+      if constexpr (!kConfig.whole_heads) {
+        index = claim(claim_at);
+        if (index < count.all()) converted = count.converted(index);
+      } else if (left > 0) {
+        ++index;
+        --left;
+      } else {
+        if (index < count.of_tiles()) converted = index;
+        index = claim(claim_at) * params.num_kv_blocks;
+        left = params.num_kv_blocks - 1;
+      }
+      BackwardWork work = next_work(count, index, converted);
       QueryBlockRange range{};
       if (index < count.of_tiles()) {
         range = query_block_range<kConfig>(params, work.work_tile);
@@ -299,7 +332,12 @@ struct BackwardDOutProducer {
   void load_tile(const BackwardTile& work_tile) {
     const BackwardLoads<kConfig> loads{params, work_tile};
     const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
-    if constexpr (kConfig.needs_dp()) loads.prefetch_keys(params.maps.v);
+    if constexpr (kConfig.holds_keys()) {
+      loads.load_for_registers(params.maps.k, shared.dout(), at, 1);
+      loads.load_for_registers(params.maps.v, shared.dout(), at, 1);
+    } else if constexpr (kConfig.needs_dp()) {
+      loads.prefetch_keys(params.maps.v);
+    }
     if constexpr (kConfig.paired) {
       if (range.num_steps > 0) load_v_for_registers(loads);
     }
@@ -313,7 +351,7 @@ struct BackwardDOutProducer {
       ptx::mbarrier_arrive_expect(full, kConfig.q_bytes() + kConfig.delta_bytes());
       loads.load_queries(params.maps.dout, dout.address(at), full, step);
       ptx::bulk_load(shared.delta(at), params.delta + kept, kConfig.delta_bytes(), full);
-      if (kConfig.needs_dp() && left == range.num_steps) load_v(loads);
+      if (kConfig.v_bytes() > 0 && left == range.num_steps) load_v(loads);
       at.advance();
     }
     kv_at.advance();
@@ -326,73 +364,30 @@ struct BackwardDOutProducer {
   }
 };
 
-// One warp that sets rows past the sequence's end to zero in tiles that have landed, before the
-// consumers read them: 0 times a NaN that lies there would be NaN. Tiles without such rows go from
-// TMA to the consumers directly.
+// Where registers hold K and V: the thread that loads K for dQ.
 template <BackwardSm90Config kConfig>
-struct BackwardTailZeroFill {
+struct BackwardKeyProducer {
   using Shared = BackwardStorage<kConfig>;
 
   const BackwardParams& params;
   Shared shared;
-  u32 lane;
-  typename Shared::QState at;
-  typename Shared::DOutState dout_at;
-  typename Shared::KvState kv_at;
-  u32 phases = 0;  // bit i: which phase of landed barrier i comes next
+  typename Shared::KvState at;
 
-  // Waits for the tile, clears its rows from `begin` on, and arrives at `full` for the consumers.
-  void zero_fill(u32 landed, u32 tile, u32 full, i32 rows, i32 begin) {
-    const u32 bit = (landed - shared.k_landed()) / 8;
-    ptx::mbarrier_wait(landed, phases >> bit & 1);
-    phases ^= 1u << bit;
-#pragma unroll 1
-    for (i32 d = 0; d < kConfig.dims; d += 64) {
-      for (i32 unit = max(begin, 0) * 8 + i32(lane); unit < rows * 8; unit += 32) {
-        ptx::store_shared_x4(tile + d * rows * 2 + unit * 16, {});
-      }
+  void load_tile(const BackwardTile& work_tile) {
+    const BackwardLoads<kConfig> loads{params, work_tile};
+    const auto k = shared.k();
+    ptx::mbarrier_wait(k.empty(at), at.phase ^ 1);
+    ptx::mbarrier_arrive_expect(k.full(at), kConfig.k_bytes());
+    for (i32 half = 0; half < 2; ++half) {
+      loads.load_half(params.maps.k, k.address(at) + half * (kConfig.k_bytes() / 2), k.full(at),
+                      half);
     }
-    ptx::fence_proxy_async();
-    ptx::warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(full);
-  }
-
-  void zero_fill_tile(const BackwardTile& work_tile, i32 num_steps) {
-    const auto q = shared.q();
-    const auto dout = shared.dout();
-    const auto k = shared.k(), v = shared.v();
-    const i32 keys = work_tile.shape.kv_len - work_tile.kv_block * kConfig.kv_rows();
-    const bool cuts_keys = keys < kConfig.kv_rows();
-    const QueryBlockRange range = query_block_range<kConfig>(params, work_tile);
-    auto step = first_step<kConfig>(params, work_tile, range);
-#pragma unroll 1
-    for (i32 i = 0; i < num_steps; ++i, step.advance(range)) {
-      const i32 queries = work_tile.shape.q_len - step.q_block * kConfig.q_rows;
-      const bool cuts_queries = queries < kConfig.q_rows;
-      const bool cuts_keys_here = cuts_keys && i == 0;
-      const auto do_at = Shared::dout_state(at, dout_at);
-      if (cuts_queries)
-        zero_fill(shared.q_landed(at), q.address(at), q.full(at), kConfig.q_rows, queries);
-      if (cuts_keys_here) {
-        zero_fill(shared.k_landed(), k.address(kv_at), k.full(kv_at), kConfig.kv_rows(), keys);
-      }
-      if (cuts_queries) {
-        zero_fill(shared.dout_landed(do_at), dout.address(do_at), dout.full(do_at), kConfig.q_rows,
-                  queries);
-      }
-      if (kConfig.needs_dp() && cuts_keys_here) {
-        zero_fill(shared.v_landed(), v.address(kv_at), v.full(kv_at), kConfig.kv_rows(), keys);
-      }
-      at.advance();
-      dout_at.advance();
-    }
-    if (num_steps > 0) kv_at.advance();
+    at.advance();
   }
 
   void run() {
-    shared.for_each_tile(lane == 0, [&](typename Shared::WorkState work_at, i32 num_steps) {
-      if (num_steps > 0) zero_fill_tile(shared.read_tile(work_at), num_steps);
-      ptx::warp_sync();
+    shared.for_each_tile(true, [&](typename Shared::WorkState work_at, i32 num_steps) {
+      if (num_steps > 0) load_tile(shared.read_tile(work_at));
     });
   }
 };

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernels/attention/block_range.cuh"
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/common/documents_sm90.cuh"
 #include "kernels/common/sequences.cuh"
 #include "kernels/common/work_tile_sm90.cuh"
@@ -44,7 +44,7 @@ template <BackwardSm90Config kConfig>
 inline i32 num_whole_tiles(const BackwardParams& params) {
   if constexpr (kConfig.score.varlen)
     return params.key_block_infos[0].all_kv_blocks * params.heads_kv;
-  return params.num_batch_kv_heads() * params.num_kv_blocks;
+  return params.num_batch_kv_heads() * (params.num_kv_blocks / kConfig.tiles_of_claim());
 }
 
 // Number `index` of the work tiles of kv heads first_head .. first_head + heads - 1.
@@ -64,8 +64,12 @@ constexpr BackwardTile tile_of_heads(const BackwardParams& params, i32 index, i3
 template <BackwardSm90Config kConfig>
 inline BackwardTile whole_tile_at(const BackwardParams& params, i32 index) {
   if constexpr (!kConfig.score.varlen) {
-    BackwardTile work_tile =
-        tile_of_heads(params, index, 0, params.num_batch_kv_heads(), params.num_kv_blocks);
+    BackwardTile work_tile = tile_of_heads(params, index, 0, params.num_batch_kv_heads(),
+                                           params.num_kv_blocks / kConfig.tiles_of_claim());
+    if constexpr (kConfig.shares_loads) {
+      work_tile.kv_block = 2 * work_tile.kv_block + i32(ptx::cluster_rank());
+      work_tile.num_kv_blocks = params.num_kv_blocks;
+    }
     if (kConfig.deterministic)
       work_tile.kv_block = work_tile.num_kv_blocks - 1 - work_tile.kv_block;
     return work_tile;
@@ -121,21 +125,23 @@ inline BackwardTile tile_at(const BackwardParams& params, const BackwardTileCoun
 template <BackwardSm90Config kConfig>
 constexpr i32 split_number(const BackwardParams& params, const BackwardTile& work_tile) {
   if constexpr (!kConfig.splits()) return -1;
+  constexpr i32 kTiles = kConfig.tiles_of_claim();
   const i32 from_end =
-      (params.num_batch_kv_heads() - work_tile.batch_kv_head) * work_tile.num_kv_blocks -
-      work_tile.kv_block;
-  return params.num_split - from_end;
+      (params.num_batch_kv_heads() - work_tile.batch_kv_head) * (work_tile.num_kv_blocks / kTiles) -
+      work_tile.kv_block / kTiles;
+  const i32 number = params.num_split - from_end;
+  return number < 0 ? number : kTiles * number + work_tile.kv_block % kTiles;
 }
 
 // How often blocks announce that their share of a work tile's dQ has arrived, of all work tiles
 // whose dQ goes to its kv head.
 template <BackwardSm90Config kConfig>
 constexpr i32 tiles_of_head(const BackwardParams& params, const BackwardTile& work_tile) {
-  if constexpr (!kConfig.splits()) return work_tile.num_kv_blocks * kConfig.blocks_of_tile();
-  const i32 behind =
-      (params.num_batch_kv_heads() - 1 - work_tile.batch_kv_head) * work_tile.num_kv_blocks;
-  const i32 split = min(max(params.num_split - behind, 0), work_tile.num_kv_blocks);
-  return (work_tile.num_kv_blocks + split * (params.num_parts - 1)) * kConfig.blocks_of_tile();
+  const i32 claims = work_tile.num_kv_blocks / kConfig.tiles_of_claim();
+  if constexpr (!kConfig.splits()) return claims * kConfig.cluster_blocks();
+  const i32 behind = (params.num_batch_kv_heads() - 1 - work_tile.batch_kv_head) * claims;
+  const i32 split = min(max(params.num_split - behind, 0), claims);
+  return (claims + split * (params.num_parts - 1)) * kConfig.cluster_blocks();
 }
 
 // The entry of the arrays' batch axis.
@@ -191,13 +197,14 @@ struct QueryBlockRange {
 template <BackwardSm90Config kConfig>
 constexpr QueryBlockRange query_block_range(const BackwardParams& params,
                                             const SequenceShape& shape, i32 kv_block) {
+  // Of what the blocks of a claim see.
+  constexpr i32 kTiles = kConfig.tiles_of_claim(), kRows = kTiles * kConfig.kv_rows();
   const Interval visible =
-      query_blocks_of_keys<kConfig>(params.mask, shape, i64{kv_block} * kConfig.kv_rows(),
-                                    kConfig.kv_rows())
+      query_blocks_of_keys<kConfig>(params.mask, shape, i64{kv_block / kTiles} * kRows, kRows)
           .visible;
   QueryBlockRange range{i32(visible.begin), i32(visible.size()), 0, params.group_size};
   if (kConfig.staggered && kConfig.score.mask_kind == MaskKind::kNone && range.count > 0) {
-    range.rotation = kv_block * (kConfig.kv_rows() / kConfig.q_rows) % range.count;
+    range.rotation = kv_block / kTiles * (kRows / kConfig.q_rows) % range.count;
   }
   return range;
 }

@@ -72,17 +72,28 @@ inline void wait_full(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) {
     pipeline.consumer_wait(at);
   }
 }
+// The same of a buffer of Q or dO, which both blocks of a cluster load.
+template <BackwardSm90Config kConfig, i32 kBuffers>
+inline void wait_queries(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) {
+  if constexpr (kConfig.in_clusters()) {
+    ptx::mbarrier_wait_copies(pipeline.full(at), at.phase);
+  } else {
+    pipeline.consumer_wait(at);
+  }
+}
 template <BackwardSm90Config kConfig, i32 kBuffers>
 inline void wait_empty(Pipeline<kBuffers> pipeline, PipelineState<kBuffers> at) {
-  if constexpr (kConfig.paired) {
+  if constexpr (kConfig.in_clusters()) {
     ptx::mbarrier_wait_copies(pipeline.empty(at), at.phase ^ 1);
+  } else if constexpr (kConfig.holds_keys()) {
+    pipeline.producer_wait_loaded(at);  // K and V come through it
   } else {
-    ptx::mbarrier_wait(pipeline.empty(at), at.phase ^ 1);
+    pipeline.producer_wait(at);
   }
 }
 
-// In this order: K, V, Q, dO, dS, P, bias and mask, dV and dK on their way out, lse, delta, work
-// tiles, barriers.
+// In this order: K, V, Q, dO, dS, P, bias and mask, dQ of a head, dV and dK on their way out, lse,
+// delta, work tiles, barriers.
 template <BackwardSm90Config kConfig>
 struct BackwardStorage {
   u32 base;
@@ -104,7 +115,8 @@ struct BackwardStorage {
   static constexpr u32 kDS = kDO + kDOutStages * kConfig.q_bytes();
   static constexpr u32 kP = kDS + kDsStages * kConfig.ds_bytes();
   static constexpr u32 kPairs = kP + kPStages * kConfig.p_bytes();
-  static constexpr u32 kOut = kPairs + kStages * kConfig.pair_bytes();
+  static constexpr u32 kHead = kPairs + kStages * kConfig.pair_bytes();
+  static constexpr u32 kOut = kHead + kConfig.head_bytes();
   static constexpr u32 kLse = kOut + kConfig.out_bytes();
   static constexpr u32 kDelta = kLse + kStages * kConfig.lse_bytes();
   static constexpr u32 kWork = kDelta + kDOutStages * kConfig.delta_bytes();
@@ -162,8 +174,12 @@ struct BackwardStorage {
   }
   // of a pair: second warpgroup -> BackwardDsSender: this block's half of dS is written
   constexpr u32 ds_written(DsState at) const { return base + kDsWrittenBarriers + 8 * at.index; }
-  // the producer of a pair's first block -> that of its second: an index of the grid's counter
+  // the producer of a cluster's first block -> that of its second: an index of the grid's counter
   constexpr Pipeline<1> claim() const { return {base + kClaim, 16, base + kClaim + 16}; }
+  // Sums of dQ of a whole head, tile `tile` of q_rows rows. Every thread has sums of its own.
+  constexpr u32 head_dq(u32 tile) const {
+    return base + kHead + tile * (kConfig.q_rows * kConfig.dims * 4);
+  }
   // a warpgroup -> TMA: dV, then dK, of its 64 keys
   constexpr u32 out(u32 warpgroup) const { return base + kOut + warpgroup * kConfig.k_bytes() / 2; }
   // producer -> all other roles
@@ -199,9 +215,10 @@ struct BackwardStorage {
     constexpr i32 kReaders = BackwardSm90Config::kConsumerWarps * kConfig.blocks_of_tile();
     k().init(kConfig.dq ? BackwardSm90Config::kConsumerWarps : kWarps);
     v().init(kWarps);
-    q().init(kReaders);
-    dout().init(kReaders);
-    // two warpgroups, a producer, dQ release; tail zero-fill, dQ acquire or the sender of dS
+    q().init(BackwardSm90Config::kConsumerWarps * kConfig.cluster_blocks());
+    dout().init(BackwardSm90Config::kConsumerWarps * kConfig.cluster_blocks());
+    // two warpgroups, a producer, dQ release or the producer of K; tail zero-fill, dQ acquire or
+    // the sender of dS
     work().init(kConfig.score.varlen || kConfig.deterministic || kConfig.paired ? 5 : 4);
     if constexpr (kConfig.score.varlen) {
       for (u32 i = 0; i < 2 + 2 * kStages; ++i) ptx::mbarrier_init(k_landed() + 8 * i, 1);
@@ -219,8 +236,8 @@ struct BackwardStorage {
     }
     if constexpr (kConfig.paired) {
       for (i32 i = 0; i < kDsStages; ++i) ptx::mbarrier_init(ds_written(DsState{u32(i)}), kWarps);
-      claim().init(1);
     }
+    if constexpr (kConfig.in_clusters()) claim().init(1);
     if constexpr (kConfig.deterministic) {
       dq_semaphore().init(BackwardSm90Config::kConsumerWarps);
       for (u32 i = 0; i < kDsStages; ++i) ptx::mbarrier_init(dq_released({i, 0}), 1);

@@ -12,7 +12,7 @@
 // backward_preprocess_sm90.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/common/fragment_captures.cuh"
 #include "kernels/common/nonfinite_sm90.cuh"
 #include "kernels/common/products_sm90.cuh"

@@ -5,7 +5,7 @@
 // warp that sets rows of K and V past a sequence's end to zero.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/common/pair_tiles_sm90.cuh"
 #include "kernels/forward_sm90/listed_keys.cuh"
 #include "kernels/forward_sm90/storage.cuh"

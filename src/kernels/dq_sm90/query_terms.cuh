@@ -5,7 +5,7 @@
 // to dS.
 #pragma once
 
-#include "kernels/backward_sm90/config.h"
+#include "kernels/backward_sm90/config_beside.h"
 #include "kernels/backward_sm90/scores.cuh"
 #include "kernels/common/scores_sm90.cuh"
 #include "kernels/common/sequences.cuh"

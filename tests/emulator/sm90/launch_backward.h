@@ -73,8 +73,8 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
   ASSERT_EQ(chosen.dv, kConfig.dv);
   const Arrays& arrays = problem.arrays;
   params.maps = {map_of(arrays[Array::kQ], kConfig.q_rows),
-                 map_of(arrays[Array::kK], kConfig.kv_rows()),
-                 map_of(arrays[Array::kV], kConfig.kv_rows_of_block()),
+                 map_of(arrays[Array::kK], kConfig.key_box_rows()),
+                 map_of(arrays[Array::kV], kConfig.value_box_rows()),
                  map_of(arrays[Array::kDOut], kConfig.q_rows),
                  map_of(arrays[Array::kDK], 64),
                  kConfig.dv ? map_of(arrays[Array::kDV], 64) : TensorMap{},
@@ -82,15 +82,16 @@ void launch(const Problem& problem, const BackwardSm90Config& chosen, BackwardPa
                  {}};
   map_pairs<kConfig>(problem, 128, params.maps);
   // The last two work tiles in two parts, which a plan does where there are many.
-  std::vector<float> part_sums(kConfig.paired ? size_t{2 * 4 * 64} * kConfig.dims + 4 : 0);
+  std::vector<float> part_sums(kConfig.in_clusters() ? size_t{4 * 4 * 64} * kConfig.dims + 4 : 0);
   std::vector<u32> parts_done(8);
-  if constexpr (kConfig.paired && kConfig.splits()) {
-    params.num_split = min(2, params.num_batch_kv_heads() * params.num_kv_blocks);
-    params.num_parts = 2;
+  if constexpr (kConfig.in_clusters() && kConfig.splits()) {
+    const i32 claims = params.num_kv_blocks / kConfig.tiles_of_claim();
+    params.num_split = min(2, params.num_batch_kv_heads() * claims);
+    params.num_parts = params.shape.q_len > kConfig.q_rows ? 2 : 1;
     params.part_sums = part_sums.data() + (16 - reinterpret_cast<u64>(part_sums.data()) % 16) / 4;
     params.parts_done = parts_done.data();
   }
-  constexpr i32 kPerTile = kConfig.blocks_of_tile();
+  constexpr i32 kPerTile = kConfig.cluster_blocks();
   emulator::Grid grid{(blocks.together ? blocks.most : 1) * kPerTile,
                       kConfig.threads(),
                       kConfig.shared_bytes(),
@@ -137,7 +138,15 @@ bool run(const Problem& problem, u32 seed, const Blocks& blocks = {.most = 2}) {
   const Gpu gpu = gpu_named("h100");
   const gpu::PlanOrRefusal made = gpu::plan_backward_sm90(problem, gpu);
   if (made.plan == nullptr) throw std::runtime_error(made.refusal);
-  const auto& plan = static_cast<const gpu::BackwardSm90Plan&>(*made.plan);
+  auto& plan = static_cast<gpu::BackwardSm90Plan&>(*made.plan);
+  // Which plans choose where there are many heads, or long ones.
+  if constexpr (kKernels.first.whole_heads || kKernels.first.shares_loads) {
+    plan.configs.main = kKernels.first;
+    plan.configs.dq.reset();
+    plan.layout = gpu::backward_sm90_layout(problem, plan.configs, gpu);
+    plan.set_params(problem, gpu);
+    plan.workspace_bytes = static_cast<size_t>(plan.layout.workspace_bytes);
+  }
   std::vector<char> memory(static_cast<size_t>(plan.workspace_bytes) + 256, '\xff');
   char* const workspace = memory.data() + (256 - reinterpret_cast<u64>(memory.data()) % 256);
 
@@ -266,8 +275,10 @@ bool is_for(const Request& forward, RandomProblem& random) {
   Request backward = to_backward(random, forward, 7);
   backward.options.deterministic = !kConfig.dq || kConfig.deterministic;
   if (!kConfig.dv) backward.arrays[Array::kDV] = Tensor{};
-  const BackwardSm90Config chosen =
-      *gpu::backward_sm90_configs(validate(backward, Pointers::kChecked)).main;
+  const Problem problem = validate(backward, Pointers::kChecked);
+  if (kConfig.whole_heads && !gpu::fits_whole_heads(problem)) return false;
+  const BackwardSm90Config chosen = *gpu::backward_sm90_configs(problem).main;
+  if (kConfig.whole_heads) return chosen.score.mask_kind == kConfig.score.mask_kind;
   return chosen.dims == kConfig.dims && chosen.dq == kConfig.dq &&
          chosen.paired == kConfig.paired && chosen.deterministic == kConfig.deterministic &&
          chosen.score.mask_kind == kConfig.score.mask_kind && chosen.q_rows == kConfig.q_rows &&

@@ -58,14 +58,15 @@ inline void bar_sync(u32 id, u32 threads) { emulator::named_barrier_sync(id, thr
 inline void bar_arrive(u32 id, u32 threads) { emulator::named_barrier_arrive(id, threads); }
 inline void block_sync() { bar_sync(0, static_cast<u32>(emulator::block().threads.size())); }
 
-// Registers are not counted; the numbers must be such as the instruction takes.
 template <i32 kRegisters>
 inline void setmaxnreg_inc() {
   static_assert(24 <= kRegisters && kRegisters <= 256 && kRegisters % 8 == 0);
+  emulator::increase_registers(kRegisters);
 }
 template <i32 kRegisters>
 inline void setmaxnreg_dec() {
   static_assert(24 <= kRegisters && kRegisters <= 256 && kRegisters % 8 == 0);
+  emulator::decrease_registers(kRegisters);
 }
 
 }  // namespace fulmen::ptx
