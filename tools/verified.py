@@ -41,13 +41,17 @@ WORDS = {
 PLANTED = {
     "en": {
         "ran": "The last run of all (commit {commit}, {date}): {planted} faults planted, {found} "
-        "found{passed}{unjudged}.",
+        "found{earlier}{passed}{unjudged}.",
+        "earlier": ", {found} of them on the kernels of commit {commit}{changed}",
+        "changed": ", of whose files {} changed since",
         "passed": "; no test sees {}",
         "unjudged": "; there was no time for {}",
     },
     "zh": {
         "ran": "最近一次全部运行（提交 {commit}，{date}）：植入 {planted} 个错误，发现 {found} 个"
-        "{passed}{unjudged}。",
+        "{earlier}{passed}{unjudged}。",
+        "earlier": "，其中 {found} 个是在提交 {commit} 的内核上发现的{changed}",
+        "changed": "，此后这些内核的 {} 有改动",
         "passed": "；没有测试发现 {}",
         "unjudged": "；{} 没有来得及判断",
     },
@@ -107,9 +111,17 @@ def sentence(name: str, language: str) -> str:
 def planted(name: str, language: str) -> str:
     """What a record of planted faults says, for readers."""
     record, words = read(name), PLANTED[language]
-    named = {kind: ", ".join(f"`{x}`" for x in record[kind]) for kind in ("passed", "unjudged")}
-    left = {kind: words[kind].format(names) if names else "" for kind, names in named.items()}
-    return words["ran"].format(**{**record, **left})
+    earlier = record.get("earlier")  # kernels on which those were found that had no time since
+
+    def say(kind: str, names: list[str]) -> str:
+        return words[kind].format(", ".join(f"`{x}`" for x in names)) if names else ""
+
+    said = {kind: say(kind, record[kind]) for kind in ("passed", "unjudged")}
+    said["earlier"] = ""
+    if earlier:
+        changed = say("changed", earlier["changed"])
+        said["earlier"] = words["earlier"].format(**{**earlier, "changed": changed})
+    return words["ran"].format(**{**record, **said})
 
 
 def note(name: str) -> str:

@@ -40,6 +40,14 @@ def test_planted_faults_that_passed_are_named(record) -> None:
     assert "发现 1 个；没有测试发现 `x`；`y` 没有" in verified.planted(name, "zh")
 
 
+def test_planted_faults_found_on_earlier_kernels_are_counted(record) -> None:
+    earlier = {"commit": "7654321", "found": 2, "changed": ["a/b.cuh"]}
+    name = record(planted=3, found=3, passed=[], unjudged=[], earlier=earlier)
+    said = "3 found, 2 of them on the kernels of commit 7654321, of whose files `a/b.cuh` changed"
+    assert said in verified.planted(name, "en")
+    assert "发现 3 个，其中 2 个是在提交 7654321 的内核上发现的" in verified.planted(name, "zh")
+
+
 def test_failures_and_what_was_not_run_are_named(record) -> None:
     failure = {"case": "u01_x", "implementation": "simt", "message": "o differs"}
     name = record(failed=1, failures=[failure], not_run=3, cases=["bug", "u0*"])
