@@ -111,16 +111,15 @@ def sentence(name: str, language: str) -> str:
 def planted(name: str, language: str) -> str:
     """What a record of planted faults says, for readers."""
     record, words = read(name), PLANTED[language]
-    earlier = record.get("earlier")  # kernels on which those were found that had no time since
 
     def say(kind: str, names: list[str]) -> str:
         return words[kind].format(", ".join(f"`{x}`" for x in names)) if names else ""
 
     said = {kind: say(kind, record[kind]) for kind in ("passed", "unjudged")}
-    said["earlier"] = ""
-    if earlier:
-        changed = say("changed", earlier["changed"])
-        said["earlier"] = words["earlier"].format(**{**earlier, "changed": changed})
+    said["earlier"] = "".join(  # found on kernels before, and not tried since for want of time
+        words["earlier"].format(**{**run, "changed": say("changed", run["changed"])})
+        for run in record.get("earlier", [])
+    )
     return words["ran"].format(**{**record, **said})
 
 

@@ -42,7 +42,7 @@ def test_planted_faults_that_passed_are_named(record) -> None:
 
 def test_planted_faults_found_on_earlier_kernels_are_counted(record) -> None:
     earlier = {"commit": "7654321", "found": 2, "changed": ["a/b.cuh"]}
-    name = record(planted=3, found=3, passed=[], unjudged=[], earlier=earlier)
+    name = record(planted=3, found=3, passed=[], unjudged=[], earlier=[earlier])
     said = "3 found, 2 of them on the kernels of commit 7654321, of whose files `a/b.cuh` changed"
     assert said in verified.planted(name, "en")
     assert "发现 3 个，其中 2 个是在提交 7654321 的内核上发现的" in verified.planted(name, "zh")
