@@ -58,7 +58,7 @@ _DECLARATION = re.compile(
 
 # A part of an expression that begins or ends with what joins it to the rest.
 _HALF_EXPRESSION = re.compile(
-    r"^(return|throw|if|else|for|while)\b|^(&&|\|\||[=<>/%^|?:,.]|[-+*&] )|[-+*/%&|^=<>!?:,.]$"
+    r"^(return|throw|if|else|for|while)\b|^(&&|\|\||[=<>/%^|?:,.]|[-+*&] )|[-+*/%&|^=<!?:,.]$"
 )
 
 
