@@ -4,7 +4,7 @@
 
 Exported are the C ABI (fulmen_*) and the binding (__tvm_ffi_fulmen_*) alone; needed are the C and
 C++ run-time libraries alone, and no symbol of a tensor library or driver is left undefined; the
-soname has the major version alone; stripped it stays under 5.2 MB. Run by `make test` on the
+soname has the major version alone; stripped it stays under 6.2 MB. Run by `make test` on the
 library that is installed and on the one inside the wheel.
 """
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MAX_STRIPPED_BYTES = 6_000_000
+MAX_STRIPPED_BYTES = 6_200_000
 EXPORTED = re.compile(r"(fulmen_|__tvm_ffi_fulmen_)\w+(@@\w+)?$")
 NEEDED = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|ld-linux-\S+)\.so\.\d+"
