@@ -25,7 +25,7 @@ WORDS = {
         "name{crowded}.",
         "crowded": "; {} found no memory beside the other processes of the run",
         "all": "every case",
-        "left": " but {not_run} for which there was no time",
+        "left": " but {not_run:,} for which there was no time",
         "card": "an {}",
     },
     "zh": {
@@ -33,7 +33,7 @@ WORDS = {
         "{date}）：{passed} 次通过，{failed} 次失败{failures}，{skipped} 次按名字拒绝{crowded}。",
         "crowded": "；{} 次因同时运行的其他进程而没有得到显存",
         "all": "全部",
-        "left": "（因时间不足，{not_run} 个未运行）",
+        "left": "（因时间不足，{not_run:,} 个未运行）",
         "card": "{}",
     },
 }
